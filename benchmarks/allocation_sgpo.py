@@ -27,7 +27,6 @@ from grpo.runtime.markdown import markdown_table
 
 NAME = "allocation_sgpo"
 SGPO = "sgpo"  # arm of benchmarks.allocation_tokens
-
 LITTLE = 0.001  # of a mean@k
 
 

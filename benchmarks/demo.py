@@ -286,16 +286,6 @@ def advice_claims(results: dict[str, Any]) -> list[str]:
     return [f"The largest error is {error:+d} %, for `{arm}` on seed {seed}"]
 
 
-def interval_claims(results: dict[str, Any]) -> list[str]:
-    """Returns the interval over seeds of the difference of `composed` from `plain`."""
-    found = [
-        run["metrics"]["comparisons"]["composed"]["difference"]["value"]
-        for run in results["runs"].values()
-    ]
-    mean = mean_interval(found)
-    return [f"The interval over seeds is [{mean['low']:+.3f}, {mean['high']:+.3f}]"]
-
-
 def pretrained_claims(results: dict[str, Any]) -> list[str]:
     """Returns the costs of `composed` with the pretrained model, as shares of those of `plain`."""
     shares = _percent_of_reference(results, "composed")
@@ -309,18 +299,22 @@ def share_claims(results: dict[str, Any]) -> list[str]:
         span(_percent_of_reference(results, arm)["sampled_steps"].tolist())
         for arm in ("composed", "sgpo")
     )
-    sampling, update, below, greedy = [], [], [], []
+    sampling, update, above, below, greedy = [], [], [], [], []
     for run in results["runs"].values():
         own, plain = (run["seconds_of_arms"][arm] for arm in ("composed", "plain"))
         sampling.append(100 * own["sampling"] / plain["sampling"])
         update.append(100 * own["update"] / plain["update"])
         arms = run["metrics"]["arms"]
         greedy.append(arms["composed"]["greedy"]["value"] - arms["plain"]["greedy"]["value"])
-        below.append(-run["metrics"]["comparisons"]["sgpo"]["difference"]["value"])
+        compared = run["metrics"]["comparisons"]
+        above.append(compared["composed"]["difference"]["value"])
+        below.append(-compared["sgpo"]["difference"]["value"])
+    mean = mean_interval(above)
     return [
         f"samples {composed} % of the tokens in {span(sampling)} % of the sampling",
         f"computes its updates in {span(update)} % of the update seconds",
         f"samples {sgpo} % as many tokens as `plain`",
+        f"The interval over seeds is [{mean['low']:+.3f}, {mean['high']:+.3f}]",
         f"`sgpo` ends below `plain` on all three seeds, by {span(below, '.3f')}",
         f"above those of `plain`, too, by {span(greedy, '.3f')}",
     ]

@@ -128,7 +128,6 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("gpu", lambda found: gpu_page.claims(found)[2:], "own-model"),
     ("demo", demo.gap_claims, "results"),
     ("demo", demo.share_claims, "results"),
-    ("demo", demo.interval_claims, "results"),
     ("demo", demo.advice_claims, "advice"),
     ("reasoning-smollm2", demo.pretrained_claims, "results"),
     ("reasoning-smollm2", demo.pretrained_claims, "../README"),

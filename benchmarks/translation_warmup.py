@@ -52,19 +52,18 @@ def run_seed(seed: int) -> dict[str, Run]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns base and gains with both warm-ups."""
-    usual = read_json(USUAL)
-    updates = {id(usual): read_arms()["warmup"]["updates"], id(results): UPDATES}
+    by_updates = {read_arms()["warmup"]["updates"]: read_json(USUAL), UPDATES: results}
     rows = []
     for seed in results["runs"]:
-        for each in (usual, results):
-            run = each["runs"][seed]
+        for updates, found in by_updates.items():
+            run = found["runs"][seed]
             for arm in ARMS:
                 languages = {name: gain(run, arm, "mean", name) for name in run[BASE]["languages"]}
                 least = min(languages, key=lambda name: languages[name])
                 rows.append(
                     [
                         seed,
-                        str(updates[id(each)]),
+                        str(updates),
                         f"{run[BASE]['reward_mean']:.3f}",
                         arm,
                         f"{gain(run, arm, 'mean'):+.3f}",

@@ -1,6 +1,5 @@
 """Triage of sGPO, GRESO and PODS run on translation models and on vision-language models alike."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,24 +20,17 @@ SMALL = 4  # rollouts of a group that often have equal outcomes
 
 
 def translation(workspace: Path) -> None:
-    make_workspace(workspace, composed(test_seq2seq.params(), "online"))
-    test_seq2seq.make_base(workspace / "data/words-model")
-    (workspace / "data/words").mkdir()
-    for part, asked in test_seq2seq.FORMS.items():
-        lines = [
-            json.dumps({"prompt": asked.format(word), "answer": str(digit)})
-            for digit, word in enumerate(test_seq2seq.WORDS, start=1)
-        ]
-        (workspace / f"data/words/{part}.jsonl").write_text("\n".join(lines))
+    make_workspace(workspace, composed(test_seq2seq.params()))
+    test_seq2seq.write_data(workspace)
 
 
 def grounding(workspace: Path) -> None:
-    make_workspace(workspace, composed(test_vision_language.params(), "online"))
+    make_workspace(workspace, composed(test_vision_language.params()))
 
 
-def composed(params: dict[str, Any], name: str) -> dict[str, Any]:
-    """Returns the parameters with one round of three arms instead, made from the arm `name`."""
-    arm = params["arms"][name]
+def composed(params: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parameters with one round of three arms instead, made from the arm `online`."""
+    arm = params["arms"]["online"]
     prompts = arm["curriculum"][0]["split_at_random"]["prompts_per_phase"]
     split = {"split_at_random": {"phases": 1, "prompts_per_phase": prompts}}
     few, many = ([split, {"fix_group_size": {"rollouts": each}}] for each in (SMALL, GROUP))
@@ -109,7 +101,7 @@ def check_greso() -> None:
 
 
 def check_pods() -> None:
-    """At most KEPT rollouts of a group of GROUP are trained, with its whole weight."""
+    """Of every group, of GROUP rollouts, KEPT are trained."""
     for files in iterations_of(ARTIFACTS, "pods-1"):
         credit = read_table(files.credit, CREDIT)
         groups = credit[credit["weight"] > 0].groupby("prompt_id")

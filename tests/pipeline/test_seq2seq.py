@@ -60,6 +60,18 @@ def make_base(target: Path) -> None:
     tokenizer.save_pretrained(target)
 
 
+def write_data(workspace: Path) -> None:
+    """Writes what the parameters read under data/: the model and the prompts."""
+    make_base(workspace / "data/words-model")
+    (workspace / "data/words").mkdir()
+    for part, asked in FORMS.items():
+        lines = [
+            json.dumps({"prompt": asked.format(word), "answer": str(digit)})
+            for digit, word in enumerate(WORDS, start=1)
+        ]
+        (workspace / f"data/words/{part}.jsonl").write_text("\n".join(lines))
+
+
 def stages_of(workspace: Path) -> list[str]:
     return [name for name, _, _ in commands_in_order(workspace)]
 
@@ -114,14 +126,7 @@ def test_an_encoder_decoder_runs_through_every_stage_and_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     make_workspace(tmp_path, params())
-    make_base(tmp_path / "data/words-model")
-    (tmp_path / "data/words").mkdir()
-    for part, asked in FORMS.items():
-        lines = [
-            json.dumps({"prompt": asked.format(word), "answer": str(digit)})
-            for digit, word in enumerate(WORDS, start=1)
-        ]
-        (tmp_path / f"data/words/{part}.jsonl").write_text("\n".join(lines))
+    write_data(tmp_path)
     run_stages(tmp_path)
     monkeypatch.chdir(tmp_path)
     report.main(Usage(), Path("artifacts"), Path("artifacts/report"))
