@@ -98,14 +98,14 @@ def run_theirs(size: str, seed: int, python: str) -> Run:
     return {**run, "reward": curve[-1]["reward"], "curve": curve}
 
 
-def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
+def run_ours(size: str, seed: int, arm: str, *, goal: float) -> Run:
     """Runs `flows.reproduce --no-server` up to training, round by round; evaluates each round.
 
     Only the runs are timed: planning, profile, curriculum, rollouts, scores and training, each from
     the start of a process. The base exists, as it does for TRL.
 
     Args:
-      goal: The first round that reaches this reward is the last; None: all rounds.
+      goal: The first round that reaches this reward is the last.
     """
     workspace = FOLDER / f"{size}-{seed}-{arm}"
     shutil.rmtree(workspace, ignore_errors=True)
@@ -114,15 +114,13 @@ def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
     reproduce(workspace, "base")  # untimed: the stage check reads the file of parameters
     load, peak, curve = os.getloadavg()[0], 0, list[Run]()
     cpu = wall = 0.0
-    reaches = goal is None
     for name in params_of(SIZES[size], seed, arm)["rounds"]:
         timed = reproduce(workspace, f"train@{name}")
         cpu, wall = cpu + timed.cpu_seconds, wall + timed.wall_seconds
         peak = max(peak, timed.peak_bytes)
         (score,) = evaluate(workspace, [workspace / "artifacts" / "policies" / name])
         curve.append({"round": name, "cpu": round(cpu, 3), "wall": round(wall, 3), **score})
-        if goal is not None and score["reward"] >= goal:
-            reaches = True
+        if score["reward"] >= goal:
             break
     rows = [row for each in curve for row in _updates(workspace, each["round"])]
     return {
@@ -131,7 +129,6 @@ def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
         "peak_bytes": peak,
         "load_before": load,
         "reward": curve[-1]["reward"],
-        "reaches": reaches,
         "stages": _stage_seconds(workspace),
         "batches": {
             "reward": [round(float(row["reward_mean"]), 5) for row in rows],
