@@ -22,8 +22,7 @@ from benchmarks.peer_trl_run.processes import run_timed
 from benchmarks.peer_trl_run.runs import by_family
 from benchmarks.peer_trl_run.settings import SIZES, order_of, params_of
 from benchmarks.workspaces import PART_SECONDS, ROOT, round_seconds
-from grpo.params.parameters import read_params
-from grpo.params.yaml import dump_yaml, read_yaml
+from grpo.params.yaml import read_yaml
 from grpo.rewards.base import Task
 from grpo.rewards.reasoning_gym import score_answer
 from grpo.runtime.artifacts.files import write_json
@@ -328,11 +327,11 @@ def a_run(cpu: float, reward: float) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("reaches", [True, False])
-def test_a_target_needs_a_ratio_and_an_arm_that_reaches_the_reward(reaches: bool):
+def test_a_target_needs_a_ratio_and_the_reward(reaches: bool):
     seeds = {
         str(seed): {
             "trl": a_run(10, 0.5),
-            "same": a_run(5, 0.5),
+            "same": a_run(5, 0.51 - 0.01 * seed),  # on average as much as TRL
             "composed": a_run(3, 0.6),  # 0.3 of TRL's seconds
             "near_rate": a_run(2, 0.6 if reaches or seed else 0.4),
         }
@@ -366,23 +365,6 @@ def test_both_sides_train_on_the_same_number_of_rollouts(size: str):
     )
     assert sizes["fix_group_size"]["rollouts"] == order["group_size"]
     assert arm["training"]["iterations_per_round"] == order["updates"]
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_further_rounds_of_the_same_algorithm_are_a_chain_of_its_phases(size: str, tmp_path: Path):
-    content = params_of(SIZES[size], 0, "same")
-    path = tmp_path / "params.yaml"
-    path.write_text(dump_yaml(content))
-    read_params(path)
-    arms = content["arms"]
-    assert arms["same_more"] | {"curriculum": [], "training": {}} == (
-        arms["same"] | {"curriculum": [], "training": {}}
-    )
-    rounds = [*content["rounds"].values()][1:]
-    (phases, _) = arms["same_more"]["curriculum"]
-    assert [each["phase"] for each in rounds] == [
-        *range(1, phases["split_at_random"]["phases"] + 1)
-    ]
 
 
 def test_each_rollout_counts_for_its_family_in_its_iteration(tmp_path: Path):

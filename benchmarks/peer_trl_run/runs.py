@@ -98,14 +98,14 @@ def run_theirs(size: str, seed: int, python: str) -> Run:
     return {**run, "reward": curve[-1]["reward"], "curve": curve}
 
 
-def run_ours(size: str, seed: int, arm: str, *, goal: float) -> Run:
+def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
     """Runs `flows.reproduce --no-server` up to training, round by round; evaluates each round.
 
     Only the runs are timed: planning, profile, curriculum, rollouts, scores and training, each from
     the start of a process. The base exists, as it does for TRL.
 
     Args:
-      goal: The first round that reaches this reward is the last.
+      goal: The first round that reaches this reward is the last; None: all rounds.
     """
     workspace = FOLDER / f"{size}-{seed}-{arm}"
     shutil.rmtree(workspace, ignore_errors=True)
@@ -120,7 +120,7 @@ def run_ours(size: str, seed: int, arm: str, *, goal: float) -> Run:
         peak = max(peak, timed.peak_bytes)
         (score,) = evaluate(workspace, [workspace / "artifacts" / "policies" / name])
         curve.append({"round": name, "cpu": round(cpu, 3), "wall": round(wall, 3), **score})
-        if score["reward"] >= goal:
+        if goal is not None and score["reward"] >= goal:
             break
     rows = [row for each in curve for row in _updates(workspace, each["round"])]
     return {

@@ -19,7 +19,6 @@ OBJECTIVE: list[Any] = [
     "drop_uniform_groups",
 ]
 SAME, COMPOSED, NEAR_RATE = "same", "composed", "near_rate"  # the last two allocate
-MORE, MORE_ROUNDS = "same_more", 3  # the algorithm of `same`, for further rounds
 DEFAULT = "default"  # the arm composed, as its recipe has it
 ARMS = (SAME, COMPOSED, NEAR_RATE, DEFAULT)
 # Written down before this project's side was measured: the largest ratio of CPU seconds, from the
@@ -109,21 +108,15 @@ SIZES = {
 def params_of(size: Size, seed: int, arm: str) -> dict[str, Any]:
     """Returns the parameters of this project's run: the recipe with one arm.
 
-    `same` is TRL's algorithm on as many prompts, with further rounds of a quarter as many if its
-    policy is not yet as good as TRL's. The allocated arms are the recipe's own, but for what
-    `size.composed` changes, and alone in the file: the profile, which is shared by arms, must count
-    for those that read it.
+    `same` is TRL's algorithm on as many prompts; the allocated arms are the recipe's own, but for
+    what `size.composed` changes. There is one arm per file: the profile, which is shared by arms,
+    must count for those that read it.
     """
     params: dict[str, Any] = copy.deepcopy(read_content(ROOT / size.params))
     params["seed"] = seed
     if arm == SAME:
-        further = max(1, size.updates // 4)
-        params["arms"] = {SAME: _same(size, size.updates), MORE: _same(size, further, MORE_ROUNDS)}
-        names = [f"{SAME}-1", *(f"{MORE}-{number}" for number in range(1, MORE_ROUNDS + 1))]
-        params["rounds"] = {
-            name: {"arm": SAME if name == names[0] else MORE, "start": start, "phase": phase}
-            for name, start, phase in zip(names, ["base", *names], [1, 1, 2, 3], strict=False)
-        }
+        params["arms"] = {SAME: _same(size)}
+        params["rounds"] = {f"{SAME}-1": {"arm": SAME, "start": "base", "phase": 1}}
     else:
         own = COMPOSED if arm == DEFAULT else arm
         changed = size.composed if arm == COMPOSED else {}
@@ -133,12 +126,12 @@ def params_of(size: Size, seed: int, arm: str) -> dict[str, Any]:
     return params
 
 
-def _same(size: Size, updates: int, phases: int = 1) -> dict[str, Any]:
-    """Returns the arm that trains by TRL's algorithm, on prompts of one update each per phase."""
-    prompts = updates * size.prompts_per_update
+def _same(size: Size) -> dict[str, Any]:
+    """Returns the arm that trains by TRL's algorithm, on as many prompts, each once."""
+    prompts = size.updates * size.prompts_per_update
     return {
         "curriculum": [
-            {"split_at_random": {"phases": phases, "prompts_per_phase": prompts}},
+            {"split_at_random": {"phases": 1, "prompts_per_phase": prompts}},
             {"fix_group_size": {"rollouts": size.group_size}},
         ],
         "selection": [],
@@ -149,7 +142,7 @@ def _same(size: Size, updates: int, phases: int = 1) -> dict[str, Any]:
         },
         "objective": OBJECTIVE,
         "training": {
-            "iterations_per_round": updates,
+            "iterations_per_round": size.updates,
             "updates_per_iteration": 1,
             "staleness": 0,
             "stored_rollouts": "tables",
@@ -158,7 +151,7 @@ def _same(size: Size, updates: int, phases: int = 1) -> dict[str, Any]:
             "weight_decay": 0.0,
             "max_grad_norm": MAX_GRAD_NORM,
             "tokens_per_microbatch": size.tokens_per_microbatch,
-            "updates_per_checkpoint": updates,
+            "updates_per_checkpoint": size.updates,
             "updates_per_audit": 0,
             "ranks": 1,
         },
