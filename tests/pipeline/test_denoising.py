@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from grpo.errors import ArtifactError
 from grpo.objective.algorithms import flow_grpo
 from grpo.params.yaml import parse_yaml
 from grpo.runtime.artifacts.files import Scratch, read_json
+from grpo.runtime.artifacts.stored_iterations import iterations_of
 from grpo.runtime.artifacts.tables import REWARDS, ROLLOUTS, read_table
 from grpo.runtime.artifacts.tensors import read_tensors, write_tensors
 from grpo.runtime.artifacts.usage import Usage
@@ -22,6 +24,7 @@ from tests.training.test_training import train as train_policy
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = ("flow-1", "flash-1")
+TWO_ITERATIONS = {"iterations_per_round": 2, "updates_per_iteration": 1}  # of flash
 SCOPE = {
     "pilots": 1,
     "steps_per_look": 1,
@@ -60,7 +63,10 @@ def small() -> dict[str, Any]:
             for name, settings in link.items()
         ]
     params["arms"]["flash"]["sampling"]["scope"] = dict(SCOPE)
-    return cut_short(params, ROUNDS)
+    small = cut_short(params, ROUNDS)
+    flash = small["arms"]["flash"]
+    flash["training"] = flash["training"] | TWO_ITERATIONS
+    return small
 
 
 @pytest.fixture(scope="module")
@@ -69,22 +75,33 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_stage_leaves_what_the_next_one_reads(run: Path):
-    for name in ROUNDS:
+    for name, rows in zip(ROUNDS, (16, 8), strict=True):
         rollouts = run / "artifacts" / "rollouts" / name
         table = read_table(rollouts / "table.parquet", ROLLOUTS)
         tensors = read_tensors(rollouts / "tensors.safetensors")
-        assert len(table) == len(tensors["media"]) == 16
+        assert len(table) == len(tensors["media"]) == rows
         assert (table["steps"] == (3 if name == "flow-1" else 1)).all()
         assert tensors["media"].shape[1:] == (1, 8, 16)
         cost = read_json(rollouts / "summary.json")["cost"]
-        # Four pilots of flash, judged at each of four steps.
-        assert cost["judge_calls"] == (0 if name == "flow-1" else 16)
-        assert cost["sampled_steps"] == (64 if name == "flow-1" else 64 + 16)
+        # Two pilots in each iteration of flash, judged at each of four steps.
+        assert cost["judge_calls"] == (0 if name == "flow-1" else 8)
+        assert cost["sampled_steps"] == (64 if name == "flow-1" else 32 + 8)
         rewards = read_table(run / "artifacts" / "rewards" / f"{name}.parquet", REWARDS)
         assert set(rewards["rollout_id"]) == set(table["rollout_id"])
         summary = read_json(run / "artifacts" / "rollouts" / name / "summary.json")
         assert summary["cost"]["flops"] > 0
         assert "greedy" not in read_json(run / "artifacts" / "evaluations" / f"{name}.json")
+
+
+def test_a_later_iteration_samples_other_prompts_and_measures_their_steps(run: Path):
+    first, second = iterations_of(run / "artifacts", "flash-1")
+    tables = [read_table(each.table, ROLLOUTS) for each in (first, second)]
+    assert not set(tables[0]["prompt_id"]) & set(tables[1]["prompt_id"])
+    assert set(read_table(second.rewards, REWARDS)["rollout_id"]) == {*tables[1]["rollout_id"]}
+    assert read_json(second.rollouts / "cost.json")["judge_calls"] == 8  # as in the first one
+    updates = pd.read_csv(run / "artifacts" / "training" / "flash-1" / "updates.csv")
+    assert updates["rollouts"].tolist() == [8, 8]
+    assert updates["trained_steps"].tolist() == [8, 8]  # one step of every rollout
 
 
 @pytest.mark.long

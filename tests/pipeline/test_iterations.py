@@ -29,7 +29,7 @@ from tests.pipeline.processes import run_stage, start_stage
 from tests.pipeline.workspaces import copy_for_stages, locked_stages
 
 NAME = "uniform-1"  # 16 prompts with 8 rollouts each
-ITERATIONS = 6
+ITERATIONS = 8
 OUTPUTS = (f"artifacts/policies/{NAME}", f"artifacts/training/{NAME}")
 SCHEDULE = {"kind": "cosine", "warmup_updates": 0, "total_updates": ITERATIONS}
 OVERLONG = {"max_steps": 4, "buffer_steps": 3, "penalty": 0.5}  # stages must agree about it

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.workspaces import run_stages
 from grpo.params.yaml import parse_yaml
 from grpo.runtime.artifacts.files import read_json
+from grpo.runtime.artifacts.stored_iterations import iterations_of
 from grpo.runtime.artifacts.tables import REWARDS, ROLLOUTS, read_table
 from grpo.runtime.artifacts.tensors import read_tensors
 from tests.files import contents
@@ -41,7 +42,10 @@ def small() -> dict[str, Any]:
     for arm in params["arms"].values():
         arm["sampling"]["rollouts_per_batch"] = 4
         arm["training"] |= {"updates_per_audit": 2}
-    return cut_short(params, [NAME])
+    small = cut_short(params, [NAME])
+    for arm in small["arms"].values():
+        arm["training"] |= {"iterations_per_round": 2, "updates_per_iteration": 1}
+    return small
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,7 @@ def test_every_stage_leaves_what_the_next_one_reads(run: Path):
     rollouts = run / "artifacts" / "rollouts" / NAME
     table = read_table(rollouts / "table.parquet", ROLLOUTS)
     tensors = read_tensors(rollouts / "tensors.safetensors")
-    assert len(table) == len(tensors["ending"]) == 16
+    assert len(table) == len(tensors["ending"]) == 8
     assert len(tensors["observation"]) == table["steps"].sum()
     rewards = read_table(run / "artifacts" / "rewards" / f"{NAME}.parquet", REWARDS)
     solved = rewards.set_index("rollout_id")["outcome"].loc[table["rollout_id"]] == 1
@@ -69,12 +73,16 @@ def test_a_masked_arm_trains_its_budget_and_keeps_its_chances_in_the_policy(run:
     masked = pd.read_csv(run / "artifacts" / "training" / NAME / "updates.csv")
     assert masked["trained_rollouts"].sum() > 0
     assert (masked["trained_steps"] == 3 * masked["trained_rollouts"]).all()
-    table = read_table(run / "artifacts" / "rollouts" / NAME / "table.parquet", ROLLOUTS)
-    assert table["steps"].mean() > 3
-    # The second update is audited: its gradient beside that of all chunks.
+    iterations = iterations_of(run / "artifacts", NAME)
+    tables = [read_table(each.table, ROLLOUTS) for each in iterations]
+    assert [len(each) for each in tables] == masked["rollouts"].tolist() == [8, 8]
+    assert all(each["steps"].mean() > 3 for each in tables)
+    # The update of the second iteration is audited: its gradient beside that of all chunks.
     assert masked["audit_cosine"].isna().tolist() == [True, False]
-    phases = pd.read_csv(run / "artifacts" / "training" / NAME / "phases.csv")
-    assert phases["trained_chunks"].sum() == masked["trained_steps"].sum()
+    training = run / "artifacts" / "training" / NAME
+    phases = [pd.read_csv(each / "phases.csv") for each in (training, training / "iteration-0001")]
+    trained = [each["trained_chunks"].sum() for each in phases]
+    assert trained == masked["trained_steps"].tolist()
     state = read_json(run / "artifacts" / "policies" / NAME / "state.json")
     chances = state["objective_state"]["sample_chunks_by_phase"]
     assert chances["batches"] == 2

@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from grpo.advice.left_out import PLANNED, TRAINED, compare_left_out
 from grpo.allocation.online import FAILURES, STEPS, SUCCESSES
 from grpo.allocation.selection import VISITS
 from grpo.modalities.shared.directories import PolicyState, read_state
@@ -22,6 +23,7 @@ from grpo.params.recorded import PLUGIN_MANIFESTS
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.artifacts.stored_iterations import iterations_of
+from grpo.runtime.artifacts.tables import CURRICULUM, REWARDS, read_table
 from grpo.runtime.artifacts.usage import Usage
 from grpo.sampling.rollouts import read_allocation
 from grpo.wiring.policies import draws_of_round, load_policy
@@ -334,3 +336,20 @@ def kill_in_second_iteration(workspace: Path, command: str) -> None:
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
     assert process.exitcode == -signal.SIGKILL
+
+
+def test_left_out_prompts_are_those_that_no_iteration_sampled(finished_rounds: Path):
+    artifacts, name = Path("artifacts"), "signal-1"
+    sampled = {
+        each
+        for files in iterations_of(artifacts, name)
+        for each in read_table(files.rewards, REWARDS)["prompt_id"]
+    }
+    first = set(read_table(iterations_of(artifacts, name)[0].rewards, REWARDS)["prompt_id"])
+    assert first < sampled
+    planned = set(read_table(Path("artifacts/curricula/signal.parquet"), CURRICULUM)["prompt_id"])
+    told = compare_left_out(artifacts, read_params(), name, prompts=2, seed=0)
+    rows = [line.split(" | ") for line in told.splitlines() if line.startswith("| ")]
+    counts = {row[0].removeprefix("| "): row[1] for row in rows}
+    assert counts[TRAINED] == str(len(sampled))
+    assert counts.get(PLANNED, "0") == str(len(planned - sampled))
