@@ -178,6 +178,13 @@ def claims(results: dict[str, Any]) -> list[str]:
     ]
 
 
+def advantage_claims(results: dict[str, Any]) -> list[str]:
+    """Returns what the page of `steps_by_advantage` says of the arm `advantage`."""
+    found = results["summary"]["advantage"]
+    below, above = -found["against_all"]["value"], found["against_uniform"]["value"]
+    return [f"ended {below:.3f} below all chunks and {above:.3f} above three chunks"]
+
+
 def draw(runs: Runs) -> Figure:
     """Returns plots of the gain in success over seconds and over trained chunks."""
     with styled():

@@ -287,10 +287,14 @@ def advice_claims(results: dict[str, Any]) -> list[str]:
 
 
 def pretrained_claims(results: dict[str, Any]) -> list[str]:
-    """Returns the costs of `composed` with the pretrained model, as shares of those of `plain`."""
+    """Returns what pages say of the pretrained model: costs of `composed`, and its base."""
     shares = _percent_of_reference(results, "composed")
     flops, seconds = (span(shares[name].tolist()) for name in ("flops", "seconds"))
-    return [f"{seconds} % of the seconds of `plain` and {flops} % of its FLOPs"]
+    base = [100 * run["metrics"]["base"]["mean_at_k"]["value"] for run in results["runs"].values()]
+    return [
+        f"{seconds} % of the seconds of `plain` and {flops} % of its FLOPs",
+        f"The base solves {span(base)} % of the rollouts",
+    ]
 
 
 def share_claims(results: dict[str, Any]) -> list[str]:

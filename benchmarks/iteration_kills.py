@@ -3,9 +3,9 @@
 python -m benchmarks.iteration_kills                    # writes results/iteration_kills.json
 python -m benchmarks.iteration_kills --executors ray    # replaces its rows
 
-The round has eight iterations. A run without a kill gives the bytes and the seconds; every kill
-comes at a random moment within these seconds, by SIGKILL, and the same command is run again. Half
-of the kills of workers' stages hit a worker and not the stage.
+The round has eight iterations. All runs are compared with one that nothing disturbs, in one process
+(the executor local). A stage is killed by SIGKILL at a random moment of its run, and the same
+command is run again. Then, with workers, one of them is killed, and the stage goes on by itself.
 """
 
 import argparse
@@ -47,7 +47,8 @@ COMMAND = [
 def main() -> None:
     """Kills each combination of executor and staleness, and writes what came of it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.iteration_kills")
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=20, help="of the stage")
+    parser.add_argument("--lost", type=int, default=5, help="workers")
     parser.add_argument("--executors", nargs="+", choices=EXECUTORS, default=list(EXECUTORS))
     chosen = parser.parse_args()
     stored = read_json(OUT)["rows"] if OUT.exists() else []
@@ -56,9 +57,12 @@ def main() -> None:
         workspace = Path(folder) / "workspace"
         make_workspace(workspace, params_of("local", 0))
         run_stages(workspace, skipped=[f"train@{ROUND}", f"evaluate@{ROUND}", "evaluate-base"])
-        for executor in chosen.executors:
-            for staleness in (0, 1):
-                row = kill_often(workspace, executor, staleness, chosen.kills)
+        for staleness in (0, 1):
+            expected, _ = undisturbed(workspace, "local", staleness)
+            for executor in chosen.executors:
+                row = kill_often(workspace, executor, staleness, chosen.kills, expected)
+                if executor != "local":
+                    row |= lose_workers(workspace, executor, staleness, chosen.lost, expected)
                 rows.append({**row, "revision": revision_of("HEAD")})
                 print(rows[-1], flush=True)
     rows.sort(key=lambda row: (list(EXECUTORS).index(row["executor"]), row["staleness"]))
@@ -75,16 +79,19 @@ def main() -> None:
 
 def table(results: dict[str, Any]) -> str:
     """Returns a Markdown table with a row per executor and staleness."""
-    titles = ["executor, workers", "staleness", "same bytes", "kills of workers"]
-    titles += ["seconds without a kill", "longest rerun", "processes left after 30 s"]
+    titles = ["executor, workers", "staleness", "killed stages: same bytes"]
+    titles += ["killed workers: same bytes", "batches sampled twice", "seconds without a kill"]
+    titles += ["longest rerun", "longest run that lost a worker", "processes left after 30 s"]
     rows = [
         [
             f"{row['executor']}, {row['workers']}",
             str(row["staleness"]),
             f"{row['same_bytes']} of {row['kills']}",
-            str(row["of_workers"]),
+            f"{row['lost_same_bytes']} of {row['lost']}" if "lost" in row else "",
+            str(row["batches_again"]) if "lost" in row else "",
             f"{row['seconds_without_kill']:.1f}",
             f"{max(row['seconds_of_reruns']):.1f}",
+            f"{max(row['seconds_of_lost']):.1f}" if "lost" in row else "",
             str(sum(row["orphans"].values())),
         ]
         for row in results["rows"]
@@ -115,33 +122,43 @@ def params_of(executor: str, staleness: int) -> dict[str, Any]:
     return params
 
 
-def kill_often(workspace: Path, executor: str, staleness: int, kills: int) -> dict[str, Any]:
-    """Returns how often killed runs ended with the bytes of one that was not killed."""
+def undisturbed(workspace: Path, executor: str, staleness: int) -> tuple[dict[str, bytes], float]:
+    """Returns bytes and seconds of a run without a kill."""
     make_workspace(workspace, params_of(executor, staleness))
-    start = time.monotonic()
+    clear(workspace)
+    began = time.monotonic()
     run_to_end(workspace)
-    whole = time.monotonic() - start
-    expected = outputs(workspace)
+    return outputs(workspace), time.monotonic() - began
+
+
+def kill_often(
+    workspace: Path, executor: str, staleness: int, kills: int, expected: dict[str, bytes]
+) -> dict[str, Any]:
+    """Returns how often killed stages ended with the expected bytes when they were run again."""
+    made, whole = undisturbed(workspace, executor, staleness)
+    if made != expected:
+        raise SystemExit(f"{executor}, staleness {staleness}: other bytes than in one process")
     choose = random.Random(f"{executor} {staleness}")
-    same = workers_killed = 0
+    same = 0
     orphans = Counter[str]()
     seconds = []
-    for number in range(kills):
+    for _ in range(kills):
         clear(workspace)
-        of_worker = executor != "local" and number % 2 == 1
-        is_worker, left = kill_once(workspace, choose.uniform(0.0, whole), choose, of_worker)
-        workers_killed += is_worker
-        orphans.update(left)
-        start = time.monotonic()
+        stage = start(workspace)
+        time.sleep(choose.uniform(0.0, whole))
+        below = processes_below(stage)
+        stage.send_signal(signal.SIGKILL)
+        stage.wait()
+        orphans.update(still_running(below))
+        began = time.monotonic()
         run_to_end(workspace)
-        seconds.append(round(time.monotonic() - start, 2))
+        seconds.append(round(time.monotonic() - began, 2))
         same += outputs(workspace) == expected
     return {
         "executor": executor,
         "workers": EXECUTORS[executor],
         "staleness": staleness,
         "kills": kills,
-        "of_workers": workers_killed,
         "same_bytes": same,
         "orphans": dict(sorted(orphans.items())),
         "seconds_without_kill": round(whole, 2),
@@ -149,33 +166,73 @@ def kill_often(workspace: Path, executor: str, staleness: int, kills: int) -> di
     }
 
 
-def kill_once(
-    workspace: Path, after: float, choose: random.Random, of_worker: bool
-) -> tuple[bool, list[str]]:
-    """Kills the stage, or a process below it, after some seconds.
+def lose_workers(
+    workspace: Path, executor: str, staleness: int, lost: int, expected: dict[str, bytes]
+) -> dict[str, Any]:
+    """Returns how often a stage that lost a worker ended, by itself, with the expected bytes.
 
-    Returns:
-      Whether a process below the stage was hit, and the names of what runs on SETTLE_SECONDS later.
+    A batch is sampled twice if its files, complete when the worker was killed, are written anew.
     """
-    stage = start(workspace)
-    time.sleep(after)
-    below: list[psutil.Process] = []
+    choose = random.Random(f"lost {executor} {staleness}")
+    same = again = 0
+    seconds = []
+    for _ in range(lost):
+        clear(workspace)
+        began = time.monotonic()
+        stage = start(workspace)
+        # Not before rollouts of a later iteration are judged.
+        of_iteration = choose.randint(1, ITERATIONS - 2)
+        while judged_iterations(workspace) < of_iteration and stage.poll() is None:
+            time.sleep(0.01)
+        time.sleep(choose.uniform(0.0, 0.5))
+        workers = [each for each in processes_below(stage) if is_worker(each)]
+        if not workers:
+            raise SystemExit(f"train@{ROUND} has no workers in iteration {of_iteration}")
+        complete = written(workspace)
+        choose.choice(workers).kill()
+        changed = set[Path]()
+        while stage.poll() is None:
+            now = written(workspace)
+            changed |= {path for path in now.keys() & complete if now[path] != complete[path]}
+            time.sleep(0.05)
+        again += len(changed)
+        seconds.append(round(time.monotonic() - began, 2))
+        same += stage.returncode == 0 and outputs(workspace) == expected
+    return {
+        "lost": lost,
+        "lost_same_bytes": same,
+        "batches_again": again,
+        "seconds_of_lost": sorted(seconds),
+    }
+
+
+def judged_iterations(workspace: Path) -> int:
+    """Returns the number of later iterations whose rollouts are judged."""
+    return len([*workspace.glob(f".work/train@{ROUND}/*/iteration-*/rewards.parquet")])
+
+
+def written(workspace: Path) -> dict[Path, int]:
+    """Returns the times at which the complete batches in the scratch of train@ were written."""
+    found = dict[Path, int]()
+    for path in workspace.glob(f".work/train@{ROUND}/**/batch-*/cost.json"):
+        with suppress(FileNotFoundError):  # the batches of an iteration are merged
+            found[path] = path.stat().st_mtime_ns
+    return found
+
+
+def processes_below(stage: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Returns the processes that a stage has started, and those that these have started."""
     with suppress(psutil.NoSuchProcess):
-        below = psutil.Process(stage.pid).children(recursive=True)
-    workers = [each for each in below if is_worker(each)]
-    if of_worker and workers:
-        with suppress(psutil.NoSuchProcess):
-            choose.choice(workers).kill()
-        stage.wait()
-        hit = True
-    else:
-        stage.send_signal(signal.SIGKILL)
-        stage.wait()
-        hit = False
+        return psutil.Process(stage.pid).children(recursive=True)
+    return []
+
+
+def still_running(below: list[psutil.Process]) -> list[str]:
+    """Returns the names of the processes that run on SETTLE_SECONDS later."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while (left := [*filter(None, map(name_if_running, below))]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return hit, left
+    return left
 
 
 def name_if_running(process: psutil.Process) -> str:

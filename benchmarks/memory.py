@@ -348,6 +348,7 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"{min(first):.0f} to {max(first):.0f} MB",
         f"errors of the second time are {_span(again)}",
         f"errors of whole processes are {_span(whole)}",
+        f"the largest process here took {max(map(_whole, rows)) / 1e9:.1f} GB",
         f"{min(more):.0f} to {max(more):.0f} % more memory",
         f"{min(slower):.0f} to {max(slower):.0f} % more CPU time",
     ]

@@ -23,7 +23,6 @@ from benchmarks import (
     faults,
     first_run,
     grounding_methods,
-    iteration_kills,
     memory,
     offpolicy_report,
     overhead,
@@ -44,6 +43,7 @@ from benchmarks.peer_trl import __main__ as peer_trl
 from benchmarks.peer_trl import tune
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
 from benchmarks.peer_trl_run import replay
+from benchmarks.scale import tables as scale_tables
 from grpo.runtime.artifacts.files import read_json, write_bytes
 
 DOCS = ROOT / "docs"
@@ -105,7 +105,6 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("peer_trl_tuning", tune.table, "speed"),
     ("peer_trl_run", peer_trl_run.table, "speed"),
     ("peer_trl_run", peer_trl_run.shares_table, "../README"),
-    ("iteration_kills", iteration_kills.table, "faults"),
     ("staleness", staleness.table, "iterations"),
     ("translation", demo.table, "own-model"),
     ("grounding", demo.table, "own-model"),
@@ -130,8 +129,10 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("demo", demo.share_claims, "results"),
     ("demo", demo.advice_claims, "advice"),
     ("reasoning-smollm2", demo.pretrained_claims, "results"),
-    ("reasoning-smollm2", demo.pretrained_claims, "../README"),
+    ("reasoning-smollm2", lambda found: demo.pretrained_claims(found)[:1], "../README"),
     ("sampling_batches", sampling_batches.claims, "allocation_tokens"),
+    ("scaling_sampling", scaling_sampling.claims, "scale"),
+    ("scale", lambda found: scale_tables.claims(found["worked_out"]), "scale"),
     (
         "offpolicy_stability",
         lambda found: offpolicy_report.claims(found["runs"]),
@@ -153,6 +154,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
         "denoising",
     ),
     ("allocation_chunks", allocation_chunks.claims, "action-chunks"),
+    ("allocation_chunks", allocation_chunks.advantage_claims, "methods/steps_by_advantage"),
     ("chunk_costs", chunk_costs.claims, "action-chunks"),
     ("manipulation-pixels", lambda found: recipe_claims.durations(found)[:1], "action-chunks"),
     ("translation", recipe_claims.translation, "own-model"),

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from benchmarks.figures import middle_and_reach, save_figure
+from benchmarks.intervals import span
 from benchmarks.workspaces import SHORT_ROLLOUTS
 from grpo.params.parameters import Parameters, read_params
 from grpo.report.style import styled
@@ -150,6 +151,14 @@ def table(results: dict[str, Any]) -> str:
         reached = f"{middle:.0f} [{min(each):.0f}, {max(each):.0f}]"
         rows.append([name, f"{first:.1f}", reached, f"{middle / alone:.2f}x"])
     return markdown_table(titles, rows)
+
+
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns how much faster two workers are than one, of either executor."""
+    of = {name: float(np.median(rates(results, name))) for name in results["seconds"]}
+    kinds = ("processes", "ray")
+    faster = span([of[name_of(kind, 2)] / of[name_of(kind, 1)] for kind in kinds], ".1f")
+    return [f"Two workers sample {faster} times as fast as one"]
 
 
 def draw(results: dict[str, Any]) -> Figure:

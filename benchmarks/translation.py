@@ -324,7 +324,13 @@ def claims(results: dict[str, Any]) -> list[str]:
     seconds = [run[arm]["cpu_seconds"] for run in runs for arm in gains]
     by = span([row["chrf_mean"]["value"] for row in gains.values()], ".2f")
     difference = results["summary"]["differences"]["composed - repaired"]["chrf_mean"]
+    ranks = [
+        max(row["base_and_gain"][index] for row in gains.values())
+        for index, seed in enumerate(results["runs"])
+        if seed in others
+    ]
     return [
+        f"The correlation is {max(ranks):.2f} or less on seeds {listed([*others])}",
         f"from {scores['chrf_mean']} by {by} on average over languages",
         f"The training of an arm took {span(seconds)} s of processor time",
         "chrF++ {chrf_mean} (mean@8), {chrf_greedy} (greedy) and reward {reward_mean}".format(

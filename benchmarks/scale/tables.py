@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.intervals import in_words
+from benchmarks.intervals import in_words, span
 from benchmarks.scale.results import BUSY, ENDS
 from grpo.runtime.markdown import markdown_table
 
@@ -174,8 +174,7 @@ def seconds(runs: dict[str, Any]) -> str:
         return [sum(run[end]["seconds"].values()) for end in ENDS]
 
     def share(kind: str, run: dict[str, Any]) -> str:
-        ends = [run[end][kind] for end in ENDS]
-        return _percents([sum(each[part] for part in BUSY) / sum(each.values()) for each in ends])
+        return _percents(_computing(kind, run))
 
     rows = _each(PARTS, lambda part, run: _span(run, "seconds", part))
     rows |= {
@@ -185,6 +184,18 @@ def seconds(runs: dict[str, Any]) -> str:
         "scoring and updates in float32: times as long": _limit("float32_factor"),
     }
     return _by_run("seconds of a round", rows, runs)
+
+
+def claims(runs: dict[str, Any]) -> list[str]:
+    """Returns the share of a round in which GPUs compute, over runs and ends of the ranges."""
+    shares = [100 * each for run in runs.values() for each in _computing("seconds", run)]
+    return [f"GPUs compute in {span(shares)} % of the time"]
+
+
+def _computing(kind: str, run: dict[str, Any]) -> list[float]:
+    """Returns the share of a round's seconds in which GPUs compute, at both ends of the range."""
+    ends = [run[end][kind] for end in ENDS]
+    return [sum(each[part] for part in BUSY) / sum(each.values()) for each in ends]
 
 
 def traffic(runs: dict[str, Any]) -> str:

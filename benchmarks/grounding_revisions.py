@@ -1,0 +1,164 @@
+"""Measures whether the base of benchmarks.grounding_methods improves an answer that it is shown.
+
+python -m benchmarks.grounding_revisions 0 1 2   # runs missing stages, then writes the results
+python -m benchmarks.grounding_revisions         # prints the table of the results
+
+The base revises two kinds of answers to the same training prompts: its own, as in training, and
+right answers of which one object was moved, as in its warm-up. Nothing is trained. The bases are
+under .work/; remove that folder after a change of code. Writes results/grounding_revisions.json.
+"""
+
+import json
+import random
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.demo import ROOT
+from benchmarks.grounding_methods import parameters, read_spec
+from benchmarks.intervals import in_words, mean_interval
+from benchmarks.seeds import record_seeds
+from benchmarks.workspaces import commands_in_order, make_workspace, run_stages
+from grpo.allocation.selection import Revision
+from grpo.params.parameters import Parameters, read_params
+from grpo.rewards.base import Task
+from grpo.rewards.box_distance import judge_distance
+from grpo.runtime.artifacts.tables import (
+    FIRST_ANSWER,
+    FIRST_SCORE,
+    PROMPTS,
+    SCORE,
+    read_table,
+)
+from grpo.runtime.markdown import markdown_table
+from grpo.runtime.seeds import derive_seed
+from grpo.sampling.revision import FirstAnswers, add_first_answers, ask_for_revisions
+from grpo.sampling.rollouts import SampledBatch
+from grpo.sampling.round_rollouts import executor_source
+from grpo.tasks.grounding import spoil
+from grpo.types import Cost
+from grpo.wiring.executors import open_executor
+from grpo.wiring.policies import mode_name, stored_layout
+from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
+from grpo.wiring.shaping import build_shaping
+
+WORK = ROOT / ".work" / "grounding_revisions"
+STAGES = ("check", "prepare", "base")
+ROUND, JUDGE = "revision-1", "box_distance"
+SETTINGS = {"prompts": 480, "rollouts": 8}
+OWN, MOVED = "its own", "right, but one object was moved"
+MEASURES = ("shown", "revised", "better", "worse")
+Found = dict[str, dict[str, float]]  # measures by kind of answer
+Answers = tuple[SampledBatch, pd.DataFrame]  # revisions and their rewards
+
+
+def main() -> None:
+    """Runs the given seeds and prints the table of all finished seeds."""
+    results = record_seeds(
+        "grounding_revisions", SETTINGS, run_seed, lambda runs: {"summary": summarize(runs)}
+    )
+    print(table(results))
+
+
+def run_seed(seed: int) -> Found:
+    """Returns the errors of answers and of revisions by the base of a seed."""
+    params = parameters(seed)
+    params["arms"] = {"revision": params["arms"]["revision"]}
+    params["rounds"] = {ROUND: params["rounds"][ROUND]}
+    workspace = WORK / str(seed)
+    make_workspace(workspace, params)
+    names = {name for name, _, _ in commands_in_order(workspace)}
+    run_stages(workspace, skipped=names - set(STAGES))
+    with chdir(workspace):
+        return measure(read_params(), seed)
+
+
+def measure(params: Parameters, seed: int) -> Found:
+    """Returns the measures of both kinds of answers, in a workspace with a base."""
+    base, tasks = Path("artifacts/policies/base"), Path("artifacts/prompts/train.parquet")
+    prompts = read_table(tasks, PROMPTS)
+    prompts = prompts.sample(SETTINGS["prompts"], random_state=seed).reset_index(drop=True)
+    template = read_spec()["revised_pairs"]["template"]
+    revision = Revision(share=1.0, template=template, judge=JUDGE)
+    setup = SamplingSetup(
+        params=params, prompts=tasks, purpose="round", round=ROUND, base=base, policy=base
+    )
+    wanted = prompts.assign(rollouts=SETTINGS["rollouts"])
+    moved = moved_answers(params, prompts, seed)
+    with open_executor(make_sampling_work, setup) as executor:
+
+        def draw(asked: pd.DataFrame, kind: str, revision: Revision | None) -> Answers:
+            source = executor_source(
+                executor,
+                layout=stored_layout(params, base),
+                shaping=build_shaping(params),
+                rollouts_per_batch=params.find_arm("revision").sampling.rollouts_per_batch,
+                profile=None,
+                progress=lambda done, total: None,
+                draws=mode_name(0, 0),
+                revision=revision,
+            )
+            scratch = Path(".work") / kind.replace(" ", "_")
+            return source.draw(asked, derive_seed(seed, kind), scratch), source.judge(scratch)
+
+        own, own_rewards = draw(wanted, OWN, revision)
+        asked = ask_for_revisions(wanted, moved, revision)
+        other, other_rewards = draw(asked, MOVED, None)
+    return {
+        OWN: compare(own.table, own_rewards),
+        MOVED: compare(add_first_answers(other, moved).table, other_rewards),
+    }
+
+
+def moved_answers(params: Parameters, prompts: pd.DataFrame, seed: int) -> FirstAnswers:
+    """Returns right answers of which one object was moved, as the warm-up moves them."""
+    shift = read_spec()["revised_pairs"]["shift"]
+    chooser = random.Random(f"{seed} moved")
+    texts, scores = [], []
+    for row in prompts.itertuples():
+        entry: dict[str, Any] = json.loads(str(row.entry))
+        text = spoil(str(row.answer), int(entry["pixels"]), shift, chooser)
+        task = Task(
+            family=str(row.family), prompt=str(row.prompt), answer=str(row.answer), entry=entry
+        )
+        texts.append(text)
+        scores.append(judge_distance(text, task))
+    table = pd.DataFrame({FIRST_ANSWER: texts, FIRST_SCORE: scores}, index=prompts["prompt_id"])
+    return FirstAnswers(table, Cost())
+
+
+def compare(revised: pd.DataFrame, rewards: pd.DataFrame) -> dict[str, float]:
+    """Returns the mean errors of shown answers and of revisions, and how these differ."""
+    both = revised.merge(rewards.drop(columns="prompt_id"), on="rollout_id", validate="1:1")
+    both = both[both[FIRST_SCORE].notna()]
+    before, after = both[FIRST_SCORE], both[SCORE + JUDGE]
+    return {
+        "shown": float(1 - before.mean()),
+        "revised": float(1 - after.mean()),
+        "better": float((after > before).mean()),
+        "worse": float((after < before).mean()),
+    }
+
+
+def summarize(runs: dict[str, Found]) -> dict[str, Any]:
+    """Returns means over seeds with 95 % t intervals."""
+    return {
+        kind: {name: mean_interval([run[kind][name] for run in runs.values()]) for name in MEASURES}
+        for kind in (OWN, MOVED)
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns the Markdown table of docs/methods/group_revision.md."""
+    rows = [
+        [kind, *(in_words(found[name], ".3f") for name in MEASURES)]
+        for kind, found in results["summary"].items()
+    ]
+    titles = ["the answer shown", "its error", "error of revisions", "better", "worse"]
+    return markdown_table(titles, rows)
+
+
+if __name__ == "__main__":
+    main()
