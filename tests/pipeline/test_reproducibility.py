@@ -71,6 +71,13 @@ def test_nothing_runs_twice(finished: Path):
         assert repo.status() == {}
 
 
+def test_what_the_price_of_training_reads_plans_the_arm_again(finished: Path, tmp_path: Path):
+    """An optional parameter: nothing reads it until it is stated."""
+    workspace = copy_for_dvc(finished, tmp_path / "workspace")
+    set_param("arms.uniform.training.passes_per_iteration", 2)(workspace)
+    assert "curriculum@uniform" in to_run(workspace)
+
+
 def test_a_reward_parameter_runs_the_score_and_what_follows(finished: Path, tmp_path: Path):
     workspace = copy_for_dvc(finished, tmp_path / "workspace")
     set_param("reward.unfinished_penalty", 0.5)(workspace)
