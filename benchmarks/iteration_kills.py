@@ -1,11 +1,13 @@
 """Kills train@ at random moments of a round of several iterations, by executor and staleness.
 
-python -m benchmarks.iteration_kills                    # writes results/iteration_kills.json
-python -m benchmarks.iteration_kills --executors ray    # replaces its rows
+python -m benchmarks.iteration_kills                    # adds to results/iteration_kills.json
+python -m benchmarks.iteration_kills --executors ray    # adds to its rows alone
 
 The round has eight iterations. All runs are compared with one that nothing disturbs, in one process
-(the executor local). A stage is killed by SIGKILL at a random moment of its run, and the same
-command is run again. Then, with workers, one of them is killed, and the stage goes on by itself.
+(the executor local). A stage is killed by SIGKILL, three times in four while it trains a random
+iteration and otherwise at a random moment of its whole run; the same command is run again. Then,
+with workers, one of them is killed while a random iteration is sampled, and the stage goes on by
+itself. Kills of one revision add up.
 """
 
 import argparse
@@ -17,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,6 @@ def main() -> None:
     parser.add_argument("--lost", type=int, default=5, help="workers")
     parser.add_argument("--executors", nargs="+", choices=EXECUTORS, default=list(EXECUTORS))
     chosen = parser.parse_args()
-    stored = read_json(OUT)["rows"] if OUT.exists() else []
-    rows = [row for row in stored if row["executor"] not in chosen.executors]
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder) / "workspace"
         make_workspace(workspace, params_of("local", 0))
@@ -60,42 +59,62 @@ def main() -> None:
         for staleness in (0, 1):
             expected, _ = undisturbed(workspace, "local", staleness)
             for executor in chosen.executors:
-                row = kill_often(workspace, executor, staleness, chosen.kills, expected)
+                stored = read_row(executor, staleness)
+                row = kill_often(workspace, stored, chosen.kills, expected)
                 if executor != "local":
-                    row |= lose_workers(workspace, executor, staleness, chosen.lost, expected)
-                rows.append({**row, "revision": revision_of("HEAD")})
-                print(rows[-1], flush=True)
-    rows.sort(key=lambda row: (list(EXECUTORS).index(row["executor"]), row["staleness"]))
-    write_json(
-        OUT,
-        {
-            "command": "python -m benchmarks.iteration_kills",
-            "machine": machine(),
-            "iterations": ITERATIONS,
-            "rows": rows,
-        },
-    )
+                    row |= lose_workers(workspace, stored, chosen.lost, expected)
+                write_row(row)
+                print(row, flush=True)
+
+
+def read_row(executor: str, staleness: int) -> dict[str, Any]:
+    """Returns what was counted at this revision, or a row without a kill."""
+    own = {"executor": executor, "staleness": staleness, "revision": revision_of("HEAD")}
+    for row in read_json(OUT)["rows"] if OUT.exists() else []:
+        if own.items() <= row.items():
+            found: dict[str, Any] = row
+            return found
+    numbers = dict.fromkeys(("kills", "same_bytes", "orphans"), 0)
+    row = {**own, "workers": EXECUTORS[executor], **numbers, "judged": [], "seconds_of_reruns": []}
+    if executor != "local":
+        row |= dict.fromkeys(("lost", "lost_same_bytes", "batches_complete", "batches_again"), 0)
+        row["seconds_of_lost"] = []
+    return row
+
+
+def write_row(row: dict[str, Any]) -> None:
+    """Stores a row in the place of the one of its executor and staleness."""
+    stored = read_json(OUT)["rows"] if OUT.exists() else []
+    key = ("executor", "staleness")
+    rows = [each for each in stored if any(each[name] != row[name] for name in key)] + [row]
+    rows.sort(key=lambda each: (list(EXECUTORS).index(each["executor"]), each["staleness"]))
+    about = {"command": "python -m benchmarks.iteration_kills", "machine": machine()}
+    write_json(OUT, {**about, "iterations": ITERATIONS, "rows": rows})
 
 
 def table(results: dict[str, Any]) -> str:
     """Returns a Markdown table with a row per executor and staleness."""
-    titles = ["executor, workers", "staleness", "killed stages: same bytes"]
-    titles += ["killed workers: same bytes", "batches sampled twice", "seconds without a kill"]
-    titles += ["longest rerun", "longest run that lost a worker", "processes left after 30 s"]
-    rows = [
-        [
-            f"{row['executor']}, {row['workers']}",
-            str(row["staleness"]),
-            f"{row['same_bytes']} of {row['kills']}",
-            f"{row['lost_same_bytes']} of {row['lost']}" if "lost" in row else "",
-            str(row["batches_again"]) if "lost" in row else "",
-            f"{row['seconds_without_kill']:.1f}",
-            f"{max(row['seconds_of_reruns']):.1f}",
-            f"{max(row['seconds_of_lost']):.1f}" if "lost" in row else "",
-            str(sum(row["orphans"].values())),
-        ]
-        for row in results["rows"]
-    ]
+    titles = ["executor, workers", "staleness", "killed stages: same bytes", "in an iteration"]
+    titles += ["killed workers: same bytes", "complete batches", "of these, sampled again"]
+    titles += ["seconds without a kill", "longest rerun", "processes left after 30 s"]
+    rows = []
+    for row in results["rows"]:
+        of_workers = [""] * 3
+        if "lost" in row:
+            of_workers = [f"{row['lost_same_bytes']} of {row['lost']}"]
+            of_workers += [str(row["batches_complete"]), str(row["batches_again"])]
+        rows.append(
+            [
+                f"{row['executor']}, {row['workers']}",
+                str(row["staleness"]),
+                f"{row['same_bytes']} of {row['kills']}",
+                str(sum(each > 0 for each in row["judged"])),
+                *of_workers,
+                f"{row['seconds_without_kill']:.1f}",
+                f"{max(row['seconds_of_reruns']):.1f}",
+                str(row["orphans"]),
+            ]
+        )
     return markdown_table(titles, rows)
 
 
@@ -132,78 +151,84 @@ def undisturbed(workspace: Path, executor: str, staleness: int) -> tuple[dict[st
 
 
 def kill_often(
-    workspace: Path, executor: str, staleness: int, kills: int, expected: dict[str, bytes]
+    workspace: Path, stored: dict[str, Any], kills: int, expected: dict[str, bytes]
 ) -> dict[str, Any]:
-    """Returns how often killed stages ended with the expected bytes when they were run again."""
+    """Returns a row with further kills of the stage, each followed by a run to the end."""
+    executor, staleness = stored["executor"], stored["staleness"]
     made, whole = undisturbed(workspace, executor, staleness)
     if made != expected:
         raise SystemExit(f"{executor}, staleness {staleness}: other bytes than in one process")
-    choose = random.Random(f"{executor} {staleness}")
-    same = 0
-    orphans = Counter[str]()
-    seconds = []
-    for _ in range(kills):
+    choose = random.Random(f"{executor} {staleness} {stored['kills']}")
+    row = {**stored, "seconds_without_kill": round(whole, 2)}
+    while row["kills"] < stored["kills"] + kills:
         clear(workspace)
         stage = start(workspace)
-        time.sleep(choose.uniform(0.0, whole))
+        if row["kills"] % 4:
+            wait_for(stage, workspace, judged=choose.randrange(1, ITERATIONS))
+            time.sleep(choose.uniform(0.0, whole / ITERATIONS / 2))
+        else:
+            time.sleep(choose.uniform(0.0, whole))
         below = processes_below(stage)
+        judged = judged_iterations(workspace)
+        if stage.poll() is not None:
+            continue  # it had ended; another moment is drawn
         stage.send_signal(signal.SIGKILL)
         stage.wait()
-        orphans.update(still_running(below))
+        row["orphans"] += len(still_running(below))
         began = time.monotonic()
         run_to_end(workspace)
-        seconds.append(round(time.monotonic() - began, 2))
-        same += outputs(workspace) == expected
-    return {
-        "executor": executor,
-        "workers": EXECUTORS[executor],
-        "staleness": staleness,
-        "kills": kills,
-        "same_bytes": same,
-        "orphans": dict(sorted(orphans.items())),
-        "seconds_without_kill": round(whole, 2),
-        "seconds_of_reruns": sorted(seconds),
-    }
+        row["seconds_of_reruns"] = [
+            *row["seconds_of_reruns"],
+            round(time.monotonic() - began, 2),
+        ]
+        row["kills"] += 1
+        row["judged"] = [*row["judged"], judged]
+        row["same_bytes"] += outputs(workspace) == expected
+    return row
 
 
 def lose_workers(
-    workspace: Path, executor: str, staleness: int, lost: int, expected: dict[str, bytes]
+    workspace: Path, stored: dict[str, Any], lost: int, expected: dict[str, bytes]
 ) -> dict[str, Any]:
-    """Returns how often a stage that lost a worker ended, by itself, with the expected bytes.
+    """Returns what comes of killing a worker while an iteration is sampled.
 
-    A batch is sampled twice if its files, complete when the worker was killed, are written anew.
+    The stage must end by itself. A batch that was complete counts as sampled again if its files are
+    written anew.
     """
-    choose = random.Random(f"lost {executor} {staleness}")
-    same = again = 0
-    seconds = []
-    for _ in range(lost):
+    choose = random.Random(f"lost {stored['executor']} {stored['staleness']} {stored['lost']}")
+    names = ("lost", "lost_same_bytes", "batches_complete", "batches_again", "seconds_of_lost")
+    row = {name: stored[name] for name in names}
+    while row["lost"] < stored["lost"] + lost:
         clear(workspace)
         began = time.monotonic()
         stage = start(workspace)
-        # Not before rollouts of a later iteration are judged.
-        of_iteration = choose.randint(1, ITERATIONS - 2)
-        while judged_iterations(workspace) < of_iteration and stage.poll() is None:
-            time.sleep(0.01)
-        time.sleep(choose.uniform(0.0, 0.5))
-        workers = [each for each in processes_below(stage) if is_worker(each)]
-        if not workers:
-            raise SystemExit(f"train@{ROUND} has no workers in iteration {of_iteration}")
+        wait_for(stage, workspace, judged=choose.randrange(ITERATIONS - 1))
         complete = written(workspace)
+        while not complete and stage.poll() is None:
+            complete = written(workspace)
+        workers = workers_of(stage.pid)
+        if not workers or not written(workspace):
+            stage.kill()
+            stage.wait()
+            continue  # the iteration was sampled before; another one is drawn
         choose.choice(workers).kill()
         changed = set[Path]()
         while stage.poll() is None:
             now = written(workspace)
             changed |= {path for path in now.keys() & complete if now[path] != complete[path]}
-            time.sleep(0.05)
-        again += len(changed)
-        seconds.append(round(time.monotonic() - began, 2))
-        same += stage.returncode == 0 and outputs(workspace) == expected
-    return {
-        "lost": lost,
-        "lost_same_bytes": same,
-        "batches_again": again,
-        "seconds_of_lost": sorted(seconds),
-    }
+            time.sleep(0.005)
+        row["lost"] += 1
+        row["batches_complete"] += len(complete)
+        row["batches_again"] += len(changed)
+        row["seconds_of_lost"] = [*row["seconds_of_lost"], round(time.monotonic() - began, 2)]
+        row["lost_same_bytes"] += stage.returncode == 0 and outputs(workspace) == expected
+    return row
+
+
+def wait_for(stage: subprocess.Popen[bytes], workspace: Path, *, judged: int) -> None:
+    """Waits until so many later iterations are judged, or the stage has ended."""
+    while judged_iterations(workspace) < judged and stage.poll() is None:
+        time.sleep(0.005)
 
 
 def judged_iterations(workspace: Path) -> int:
@@ -212,9 +237,9 @@ def judged_iterations(workspace: Path) -> int:
 
 
 def written(workspace: Path) -> dict[Path, int]:
-    """Returns the times at which the complete batches in the scratch of train@ were written."""
+    """Returns when the complete batches of the iteration that is being sampled were written."""
     found = dict[Path, int]()
-    for path in workspace.glob(f".work/train@{ROUND}/**/batch-*/cost.json"):
+    for path in workspace.glob(f".work/train@{ROUND}/*/iteration-*/batches/batch-*/cost.json"):
         with suppress(FileNotFoundError):  # the batches of an iteration are merged
             found[path] = path.stat().st_mtime_ns
     return found
@@ -243,12 +268,32 @@ def name_if_running(process: psutil.Process) -> str:
     return ""
 
 
+def workers_of(stage: int) -> list[psutil.Process]:
+    """Returns the processes that sample for a stage; not those that they have forked, the judges.
+
+    Args:
+      stage: The process ID of the stage.
+    """
+    with suppress(psutil.NoSuchProcess):
+        below = psutil.Process(stage).children(recursive=True)
+        workers = {each.pid: each for each in below if is_worker(each)}
+        return [each for each in workers.values() if parent_of(each) not in workers]
+    return []
+
+
 def is_worker(process: psutil.Process) -> bool:
-    """Returns whether a process samples for the stage."""
+    """Returns whether a process has the command line of a worker."""
     with suppress(psutil.Error):
         line = " ".join(process.cmdline())
         return "executors.worker" in line or "ray::_Actor" in line
     return False
+
+
+def parent_of(process: psutil.Process) -> int | None:
+    """Returns the process ID of a process's parent; None if it has ended."""
+    with suppress(psutil.Error):
+        return process.ppid()
+    return None
 
 
 def start(workspace: Path) -> subprocess.Popen[bytes]:

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import random
 import time
+from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import psutil
 import pytest
 import torch
 
+from benchmarks.iteration_kills import workers_of
 from grpo.modalities.shared.directories import read_state
 from grpo.params.parameters import read_params
 from grpo.report.seconds import timeline
@@ -64,6 +66,7 @@ def online(
     *,
     objective: object = CORRECTED,
     temperature: object = 1.0,
+    selection: Sequence[object] = (),
     **training: object,
 ) -> Path:
     """Returns a workspace with the first rollouts and rewards of a round of iterations."""
@@ -77,6 +80,7 @@ def online(
     for key, value in changes.items():
         set_param(f"arms.uniform.training.{key}", value)(workspace)
     set_param("arms.uniform.objective", objective)(workspace)
+    set_param("arms.uniform.selection", list(selection))(workspace)
     set_param("reward.overlong_penalty", OVERLONG)(workspace)
     set_param("arms.uniform.sampling.rollouts_per_batch", 8)(workspace)
     set_param("arms.uniform.sampling.temperature", temperature)(workspace)
@@ -252,10 +256,7 @@ def test_staleness_is_the_number_of_iterations_between_sampling_and_training(
 
 
 # The tests of kills below compare rounds of one worker with those of one process.
-@pytest.mark.parametrize(
-    "executor",
-    ["processes 2", *(pytest.param(f"processes {other}", marks=LONG) for other in (1, 3))],
-)
+@pytest.mark.parametrize("executor", ["processes 2", pytest.param("processes 1", marks=LONG)])
 def test_workers_that_receive_weights_in_memory_write_the_bytes_of_one_process(
     made: tuple[Path, int], tmp_path: Path, executor: str
 ):
@@ -269,6 +270,28 @@ def test_workers_that_receive_weights_in_memory_write_the_bytes_of_one_process(
     assert len(samples) == ITERATIONS - 1
     overlap = [(u, s) for u in updates for s in samples if u.start < s.end and s.start < u.end]
     assert bool(overlap) == bool(staleness)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_three_workers_write_the_bytes_of_one_process(
+    finished: Path, tmp_path: Path, staleness: int
+):
+    """An iteration has four batches, so that all three sample."""
+    four = [{"visit_prompts": {"prompts": 4}}]
+    workspace = online(finished, tmp_path / "one", selection=four, staleness=staleness)
+    other = copy_for_stages(workspace, tmp_path / "three")
+    expected = train_under(workspace, "local 1")
+    assert len(iterations(workspace)) == ITERATIONS - 1
+    set_executor(other, "processes 3")
+    stage = start_stage(other, f"train@{NAME}", command_of(other, "train"))
+    most = 0
+    while stage.is_alive():
+        most = max(most, len(workers_of(stage.pid)))
+        time.sleep(0.05)
+    assert stage.exitcode == 0, (other / "stderr.log").read_text()
+    assert most == 3
+    assert trained(other) == expected
 
 
 # test_online_allocation.py kills a round that is not stale.

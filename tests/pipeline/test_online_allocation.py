@@ -297,9 +297,8 @@ def test_rollouts_depend_on_the_objective_only_if_it_has_a_price(finished_rounds
     assert costs["drops_uniform"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("executor", ["local 1", "processes 2"])
-def test_a_killed_round_goes_on_to_the_same_bytes_under_any_executor(
+@pytest.mark.parametrize("executor", ["local 1", pytest.param("processes 2", marks=LONG)])
+def test_a_killed_allocation_goes_on_to_the_same_bytes(
     finished_rounds: Path, tmp_path: Path, executor: str
 ):
     name = "signal-2"
