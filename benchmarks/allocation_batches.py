@@ -47,11 +47,13 @@ def claims(results: dict[str, Any]) -> list[str]:
     runs = [*results["runs"].values()]
     own: dict[str, list[list[Point]]] = {arm: [run[arm] for run in runs] for arm in results["arms"]}
     reached = share_to_reach(own[TWO], own[REFERENCE], "cpu_seconds")
+    other = share_to_reach(own[ONE], own[REFERENCE], "cpu_seconds")
     fewer = mean_interval(
         [1 - b[-1]["cpu_seconds"] / a[-1]["cpu_seconds"] for a, b in zip(own[ONE], own[TWO])]
     )
     return [
         f"after {in_words(reached, '.0%')} of the seconds of `plain`",
+        f"`composed` has it after {in_words(other, '.0%')}",
         f"whole run takes {in_words(fewer, '.0%')} fewer seconds",
         f"ends apart by {in_words(mean_interval(differences(own[TWO], own[ONE])))}",
     ]

@@ -101,7 +101,9 @@ def claims(results: dict[str, Any]) -> list[str]:
     assert nearly is not None
     missed = -np.mean(differences(own["shuffled"], plain))
     assert 0 < missed < LITTLE
+    spent = [b[-1]["flops"] / a[-1]["flops"] for a, b in zip(plain, own["shuffled"])]
     return [
+        f"for {100 * np.mean(spent):.0f} % of its FLOPs",
         f"`no_stop` ends higher than `sgpo` by {gains['stop']}",
         f"`shuffled` ends higher than `no_stop` by {gains['order']}",
         f"misses the final mean@8 of `plain` by less than {LITTLE}",

@@ -314,7 +314,10 @@ def share_claims(results: dict[str, Any]) -> list[str]:
         above.append(compared["composed"]["difference"]["value"])
         below.append(-compared["sgpo"]["difference"]["value"])
     mean = mean_interval(above)
+    plain = [run["seconds_of_arms"]["plain"] for run in results["runs"].values()]
+    of_plain = span([100 * each["sampling"] / each["total"] for each in plain])
     return [
+        f"Sampling takes {of_plain} % of the seconds of `plain`",
         f"samples {composed} % of the tokens in {span(sampling)} % of the sampling",
         f"computes its updates in {span(update)} % of the update seconds",
         f"samples {sgpo} % as many tokens as `plain`",

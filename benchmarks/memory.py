@@ -354,6 +354,14 @@ def claims(results: dict[str, Any]) -> list[str]:
     ]
 
 
+def change_claims(results: dict[str, Any]) -> list[str]:
+    """Returns how far the peak of a whole process is above its prediction."""
+    rows = results["rows"]
+    predicted = [each["predicted"] + each["predicted_libraries"] for each in rows]
+    above = [100 * (_whole(each) / most - 1) for each, most in zip(rows, predicted)]
+    return [f"is then at most {max(above):.0f} % above the prediction"]
+
+
 def _error(predicted: float, measured: float) -> float:
     return predicted / measured - 1
 

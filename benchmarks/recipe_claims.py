@@ -70,17 +70,13 @@ def glyphs(results: dict[str, Any]) -> list[str]:
 def short_rollouts(results: dict[str, Any]) -> list[str]:
     """Returns what the page of results says of the two arms with short rollouts."""
     runs = [*results["runs"].values()]
-    metrics = [run["metrics"] for run in runs]
-    base, own = (
-        [f"{each['pass_at_k']['value']:.3f}" for each in policies]
-        for policies in ([each["base"] for each in metrics], _of_arm(metrics, "sgpo"))
-    )
     costs = [costs_of_reference(run, "sgpo") for run in runs]
     flops, seconds, steps = (
         span([100 * float(each[name] or 0.0) for each in costs])
         for name in ("flops", "seconds", "sampled_steps")
     )
-    equal = [each["comparisons"]["sgpo"]["difference_at_equal_flops"] for each in metrics]
+    compared = [run["metrics"]["comparisons"]["sgpo"] for run in runs]
+    equal = [each["difference_at_equal_flops"] for each in compared]
     computing = [_computing(run, "sgpo") / _whole(run, "uniform") for run in runs]
     start_up = {
         arm: span(
@@ -90,18 +86,12 @@ def short_rollouts(results: dict[str, Any]) -> list[str]:
         for arm in ("uniform", "sgpo")
     }
     return [
-        f"from {listed(base)} to {listed(own)}",
-        f"spent {flops} % of `uniform`'s FLOPs",
         f"differed from that of `uniform` by {listed([in_words(each) for each in equal])}",
         f"is {start_up['uniform']} % of the seconds of `uniform` and {start_up['sgpo']} % of those",
         f"spends {flops} % of `uniform`'s FLOPs and {seconds} % of its seconds",
-        f"sampling, judging and updates alone take {span([100 * each for each in computing])} %",
+        f"Sampling, judging and updates alone take {span([100 * each for each in computing])} %",
         f"it samples {steps} % of `uniform`'s steps",
     ]
-
-
-def _of_arm(metrics: list[dict[str, Any]], arm: str) -> list[dict[str, Any]]:
-    return [each["arms"][arm] for each in metrics]
 
 
 def _computing(run: dict[str, Any], arm: str) -> float:

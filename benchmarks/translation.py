@@ -329,7 +329,9 @@ def claims(results: dict[str, Any]) -> list[str]:
         for index, seed in enumerate(results["runs"])
         if seed in others
     ]
+    clipped = [100 * run[arm]["clip_fraction"] for run in runs for arm in ("repaired", "published")]
     return [
+        f"for at most {max(clipped):.2f} % of the steps",
         f"The correlation is {max(ranks):.2f} or less on seeds {listed([*others])}",
         f"from {scores['chrf_mean']} by {by} on average over languages",
         f"The training of an arm took {span(seconds)} s of processor time",

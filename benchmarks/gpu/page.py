@@ -103,6 +103,19 @@ def claims(results: Result) -> list[str]:
     ]
 
 
+def twins_claims(results: Result) -> list[str]:
+    """Returns how many twins of recipes ran through the stages."""
+    parts = results["runs"][H100]["parts"]
+    twins = [part["state"] for name, part in parts.items() if name.startswith("twin ")]
+    return [f"Tiny models of {twins.count('done')} of the {len(twins)} GPU recipes ran"]
+
+
+def before_claims(results: Result) -> list[str]:
+    """Returns what an update took beside TRL before tokens were drawn on the GPU."""
+    trl = results["runs"][H100]["parts"]["trl"]["result"]
+    return [f"[{trl['ours_per_trl']:.1f} times TRL's seconds]"]
+
+
 def states_table(run: Result) -> str:
     """Returns what each part found, or why it did not run, as Markdown."""
     rows = [
