@@ -202,16 +202,17 @@ def lose_workers(
         clear(workspace)
         began = time.monotonic()
         stage = start(workspace)
-        wait_for(stage, workspace, judged=choose.randrange(ITERATIONS - 1))
+        wait_for(stage, workspace, judged=choose.randrange(1, ITERATIONS - 1))
+        workers = workers_of(stage.pid)
         complete = written(workspace)
         while not complete and stage.poll() is None:
             complete = written(workspace)
-        workers = workers_of(stage.pid)
+        if workers:
+            choose.choice(workers).kill()
         if not workers or not written(workspace):
             stage.kill()
             stage.wait()
             continue  # the iteration was sampled before; another one is drawn
-        choose.choice(workers).kill()
         changed = set[Path]()
         while stage.poll() is None:
             now = written(workspace)
@@ -296,19 +297,22 @@ def parent_of(process: psutil.Process) -> int | None:
     return None
 
 
-def start(workspace: Path) -> subprocess.Popen[bytes]:
+def start(workspace: Path, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """Starts train@ in a workspace."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(workspace)}
     return subprocess.Popen(
-        COMMAND, cwd=workspace, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
+        COMMAND, cwd=workspace, env=environment, stderr=stderr, start_new_session=True
     )
 
 
 def run_to_end(workspace: Path) -> None:
     """Runs train@ until it has ended well."""
-    code = start(workspace).wait()
-    if code:
-        raise SystemExit(f"train@{ROUND} ended with exit code {code}")
+    with tempfile.TemporaryFile("w+") as said:
+        code = start(workspace, said.fileno()).wait()
+        if code:
+            said.seek(0)
+            last = said.read().strip().rpartition("\n")[2]
+            raise SystemExit(f"train@{ROUND} ended with exit code {code}: {last}")
 
 
 def clear(workspace: Path) -> None:

@@ -23,6 +23,8 @@ from benchmarks import (
     faults,
     first_run,
     grounding_methods,
+    grounding_revisions,
+    iteration_kills,
     memory,
     offpolicy_report,
     overhead,
@@ -107,6 +109,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("peer_trl_tuning", tune.table, "speed"),
     ("peer_trl_run", peer_trl_run.table, "speed"),
     ("peer_trl_run", peer_trl_run.shares_table, "../README"),
+    ("iteration_kills", iteration_kills.table, "faults"),
     ("staleness", staleness.table, "iterations"),
     ("translation", demo.table, "own-model"),
     ("grounding", demo.table, "own-model"),
@@ -119,6 +122,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("translation_guards", translation_guards.differences_table, "translation"),
     ("grounding_methods", grounding_methods.table, "methods/group_revision"),
     ("grounding_methods", grounding_methods.revisions_table, "methods/group_revision"),
+    ("grounding_revisions", grounding_revisions.table, "methods/group_revision"),
 ]
 
 
