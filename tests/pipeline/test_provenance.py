@@ -38,7 +38,7 @@ def test_the_page_of_a_finished_run_has_no_banner_and_says_what_ran(
     run_command("summary", monkeypatch)
     printed = " ".join(capsys.readouterr().out.split())
     for text in (page.partition(PART)[2], printed):
-        assert f"{RATE} is 0.777 there, but 0.001 in train@uniform-1" in text
+        assert f"{RATE} is 0.777 there, but 0.001 in curriculum@uniform, train@uniform-1" in text
 
 
 def test_a_stage_that_fails_stamps_the_page_of_the_run_before(workspace: Path) -> None:

@@ -128,7 +128,10 @@ def test_the_page_shows_what_ran_and_says_that_params_yaml_is_another(
     (banner,) = banners()
     for text in (*said, banner):
         assert "params.yaml differs from the run" in text
-        assert f"{RATE} is 0.777 there, but 0.0002 in train@uniform-1, train@uniform-2" in text
+        assert (
+            f"{RATE} is 0.777 there, but 0.0002 in curriculum@uniform, train@uniform-1, "
+            "train@uniform-2" in text
+        )
 
 
 @pytest.mark.parametrize("path", ["seed", "evaluation.confidence", "arms.sgpo.sampling.top_p"])
