@@ -241,7 +241,7 @@ def costs_of_reference(run: dict[str, Any], arm: str) -> dict[str, float | None]
 def claims(results: dict[str, Any]) -> list[str]:
     """Returns what README and pages say of `composed` and of the pipeline's seconds."""
     runs = results["runs"].values()
-    shares = _percent_of_reference(results, "composed")
+    shares = percent_of_reference(results, "composed")
     reached = shares["seconds_to_reach"]
     known, never = reached.dropna(), reached.index[reached.isna()]
     found = []
@@ -264,7 +264,7 @@ def gap_claims(results: dict[str, Any]) -> list[str]:
     """Returns by how much each arm's share of the seconds exceeds its share of the FLOPs."""
     found = []
     for arm in ("composed", "sgpo"):
-        shares = _percent_of_reference(results, arm)
+        shares = percent_of_reference(results, arm)
         points = shares["seconds"] - shares["flops"]
         found.append(f"{span(points.tolist(), '.1f')} points above its share of the FLOPs")
         found += [
@@ -288,7 +288,7 @@ def advice_claims(results: dict[str, Any]) -> list[str]:
 
 def pretrained_claims(results: dict[str, Any]) -> list[str]:
     """Returns what pages say of the pretrained model: costs of `composed`, and its base."""
-    shares = _percent_of_reference(results, "composed")
+    shares = percent_of_reference(results, "composed")
     flops, seconds = (span(shares[name].tolist()) for name in ("flops", "seconds"))
     base = [100 * run["metrics"]["base"]["mean_at_k"]["value"] for run in results["runs"].values()]
     return [
@@ -300,12 +300,13 @@ def pretrained_claims(results: dict[str, Any]) -> list[str]:
 def share_claims(results: dict[str, Any]) -> list[str]:
     """Returns what the page of results says of tokens, of seconds by part and of greedy rewards."""
     composed, sgpo = (
-        span(_percent_of_reference(results, arm)["sampled_steps"].tolist())
+        span(percent_of_reference(results, arm)["sampled_steps"].tolist())
         for arm in ("composed", "sgpo")
     )
-    sampling, update, above, below, greedy = [], [], [], [], []
+    of_plain, sampling, update, above, below, greedy = [], [], [], [], [], []
     for run in results["runs"].values():
         own, plain = (run["seconds_of_arms"][arm] for arm in ("composed", "plain"))
+        of_plain.append(100 * plain["sampling"] / plain["total"])
         sampling.append(100 * own["sampling"] / plain["sampling"])
         update.append(100 * own["update"] / plain["update"])
         arms = run["metrics"]["arms"]
@@ -314,10 +315,8 @@ def share_claims(results: dict[str, Any]) -> list[str]:
         above.append(compared["composed"]["difference"]["value"])
         below.append(-compared["sgpo"]["difference"]["value"])
     mean = mean_interval(above)
-    plain = [run["seconds_of_arms"]["plain"] for run in results["runs"].values()]
-    of_plain = span([100 * each["sampling"] / each["total"] for each in plain])
     return [
-        f"Sampling takes {of_plain} % of the seconds of `plain`",
+        f"Sampling takes {span(of_plain)} % of the seconds of `plain`",
         f"samples {composed} % of the tokens in {span(sampling)} % of the sampling",
         f"computes its updates in {span(update)} % of the update seconds",
         f"samples {sgpo} % as many tokens as `plain`",
@@ -327,7 +326,7 @@ def share_claims(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def _percent_of_reference(results: dict[str, Any], arm: str) -> pd.DataFrame:
+def percent_of_reference(results: dict[str, Any], arm: str) -> pd.DataFrame:
     """Returns an arm's costs in percent of the reference's, a row per seed."""
     costs = {seed: costs_of_reference(run, arm) for seed, run in results["runs"].items()}
     return pd.DataFrame.from_dict(costs, orient="index", dtype=float) * 100

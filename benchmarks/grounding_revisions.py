@@ -8,7 +8,6 @@ right answers of which one object was moved, as in its warm-up. Nothing is train
 under .work/; remove that folder after a change of code. Writes results/grounding_revisions.json.
 """
 
-import json
 import random
 from contextlib import chdir
 from pathlib import Path
@@ -23,7 +22,6 @@ from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import commands_in_order, make_workspace, run_stages
 from grpo.allocation.selection import Revision
 from grpo.params.parameters import Parameters, read_params
-from grpo.rewards.base import Task
 from grpo.rewards.box_distance import judge_distance
 from grpo.runtime.artifacts.tables import (
     FIRST_ANSWER,
@@ -37,6 +35,7 @@ from grpo.runtime.seeds import derive_seed
 from grpo.sampling.revision import FirstAnswers, add_first_answers, ask_for_revisions
 from grpo.sampling.rollouts import SampledBatch
 from grpo.sampling.round_rollouts import executor_source
+from grpo.sampling.scoring import tasks_by_prompt
 from grpo.tasks.grounding import spoil
 from grpo.types import Cost
 from grpo.wiring.executors import open_executor
@@ -86,7 +85,7 @@ def measure(params: Parameters, seed: int) -> Found:
         params=params, prompts=tasks, purpose="round", round=ROUND, base=base, policy=base
     )
     wanted = prompts.assign(rollouts=SETTINGS["rollouts"])
-    moved = moved_answers(params, prompts, seed)
+    moved = moved_answers(prompts, seed)
     with open_executor(make_sampling_work, setup) as executor:
 
         def draw(asked: pd.DataFrame, kind: str, revision: Revision | None) -> Answers:
@@ -112,17 +111,13 @@ def measure(params: Parameters, seed: int) -> Found:
     }
 
 
-def moved_answers(params: Parameters, prompts: pd.DataFrame, seed: int) -> FirstAnswers:
+def moved_answers(prompts: pd.DataFrame, seed: int) -> FirstAnswers:
     """Returns right answers of which one object was moved, as the warm-up moves them."""
     shift = read_spec()["revised_pairs"]["shift"]
     chooser = random.Random(f"{seed} moved")
     texts, scores = [], []
-    for row in prompts.itertuples():
-        entry: dict[str, Any] = json.loads(str(row.entry))
-        text = spoil(str(row.answer), int(entry["pixels"]), shift, chooser)
-        task = Task(
-            family=str(row.family), prompt=str(row.prompt), answer=str(row.answer), entry=entry
-        )
+    for task in tasks_by_prompt(prompts).values():
+        text = spoil(task.answer, int(str(task.entry["pixels"])), shift, chooser)
         texts.append(text)
         scores.append(judge_distance(text, task))
     table = pd.DataFrame({FIRST_ANSWER: texts, FIRST_SCORE: scores}, index=prompts["prompt_id"])

@@ -160,6 +160,7 @@ def kill_often(
         raise SystemExit(f"{executor}, staleness {staleness}: other bytes than in one process")
     choose = random.Random(f"{executor} {staleness} {stored['kills']}")
     row = {**stored, "seconds_without_kill": round(whole, 2)}
+    judged, seconds = [*stored["judged"]], [*stored["seconds_of_reruns"]]
     while row["kills"] < stored["kills"] + kills:
         clear(workspace)
         stage = start(workspace)
@@ -168,23 +169,20 @@ def kill_often(
             time.sleep(choose.uniform(0.0, whole / ITERATIONS / 2))
         else:
             time.sleep(choose.uniform(0.0, whole))
-        below = processes_below(stage)
-        judged = judged_iterations(workspace)
+        below = processes_below(stage.pid)
+        iterations = judged_iterations(workspace)
         if stage.poll() is not None:
             continue  # it had ended; another moment is drawn
         stage.send_signal(signal.SIGKILL)
         stage.wait()
-        row["orphans"] += len(still_running(below))
+        row["orphans"] += count_running(below)
         began = time.monotonic()
         run_to_end(workspace)
-        row["seconds_of_reruns"] = [
-            *row["seconds_of_reruns"],
-            round(time.monotonic() - began, 2),
-        ]
+        seconds.append(round(time.monotonic() - began, 2))
         row["kills"] += 1
-        row["judged"] = [*row["judged"], judged]
+        judged.append(iterations)
         row["same_bytes"] += outputs(workspace) == expected
-    return row
+    return {**row, "judged": judged, "seconds_of_reruns": seconds}
 
 
 def lose_workers(
@@ -196,8 +194,8 @@ def lose_workers(
     written anew.
     """
     choose = random.Random(f"lost {stored['executor']} {stored['staleness']} {stored['lost']}")
-    names = ("lost", "lost_same_bytes", "batches_complete", "batches_again", "seconds_of_lost")
-    row = {name: stored[name] for name in names}
+    names = ("lost", "lost_same_bytes", "batches_complete", "batches_again")
+    row, seconds = {name: stored[name] for name in names}, [*stored["seconds_of_lost"]]
     while row["lost"] < stored["lost"] + lost:
         clear(workspace)
         began = time.monotonic()
@@ -221,9 +219,9 @@ def lose_workers(
         row["lost"] += 1
         row["batches_complete"] += len(complete)
         row["batches_again"] += len(changed)
-        row["seconds_of_lost"] = [*row["seconds_of_lost"], round(time.monotonic() - began, 2)]
+        seconds.append(round(time.monotonic() - began, 2))
         row["lost_same_bytes"] += stage.returncode == 0 and outputs(workspace) == expected
-    return row
+    return {**row, "seconds_of_lost": seconds}
 
 
 def wait_for(stage: subprocess.Popen[bytes], workspace: Path, *, judged: int) -> None:
@@ -246,27 +244,30 @@ def written(workspace: Path) -> dict[Path, int]:
     return found
 
 
-def processes_below(stage: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Returns the processes that a stage has started, and those that these have started."""
+def processes_below(stage: int) -> list[psutil.Process]:
+    """Returns the processes that a stage has started, and those that these have started.
+
+    Args:
+      stage: The process ID of the stage.
+    """
     with suppress(psutil.NoSuchProcess):
-        return psutil.Process(stage.pid).children(recursive=True)
+        return psutil.Process(stage).children(recursive=True)
     return []
 
 
-def still_running(below: list[psutil.Process]) -> list[str]:
-    """Returns the names of the processes that run on SETTLE_SECONDS later."""
+def count_running(below: list[psutil.Process]) -> int:
+    """Returns how many of some processes run on SETTLE_SECONDS later."""
     deadline = time.monotonic() + SETTLE_SECONDS
-    while (left := [*filter(None, map(name_if_running, below))]) and time.monotonic() < deadline:
+    while (left := sum(map(is_running, below))) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left
 
 
-def name_if_running(process: psutil.Process) -> str:
-    """Returns a process's name; "" if it has ended, also if nobody has waited for it (zombie)."""
+def is_running(process: psutil.Process) -> bool:
+    """Returns whether a process has not ended; one that nobody has waited for (zombie) has."""
     with suppress(psutil.NoSuchProcess):
-        if process.status() != psutil.STATUS_ZOMBIE:
-            return str(process.name())
-    return ""
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def workers_of(stage: int) -> list[psutil.Process]:
@@ -275,11 +276,8 @@ def workers_of(stage: int) -> list[psutil.Process]:
     Args:
       stage: The process ID of the stage.
     """
-    with suppress(psutil.NoSuchProcess):
-        below = psutil.Process(stage).children(recursive=True)
-        workers = {each.pid: each for each in below if is_worker(each)}
-        return [each for each in workers.values() if parent_of(each) not in workers]
-    return []
+    workers = {each.pid: each for each in processes_below(stage) if is_worker(each)}
+    return [each for each in workers.values() if parent_of(each) not in workers]
 
 
 def is_worker(process: psutil.Process) -> bool:

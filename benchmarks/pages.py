@@ -45,6 +45,7 @@ from benchmarks.peer_trl import __main__ as peer_trl
 from benchmarks.peer_trl import tune
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
 from benchmarks.peer_trl_run import replay
+from benchmarks.peer_trl_run.settings import DEFAULT
 from benchmarks.scale import tables as scale_tables
 from grpo.runtime.artifacts.files import read_json, write_bytes
 
@@ -174,7 +175,11 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("peer_trl", lambda found: peer_trl.claims(found)[:1], "../README"),
     ("peer_trl_run", lambda found: peer_trl_run.claims(found)[1:], "speed"),
     ("peer_trl_run", lambda found: peer_trl_run.claims(found)[:1], "../README"),
-    ("peer_trl_run", lambda found: peer_trl_run.default_claims(found)[:1], "../README"),
+    (
+        "peer_trl_run",
+        lambda found: peer_trl_run.allocated_claims(found, "0.2M", DEFAULT)[:1],
+        "../README",
+    ),
     ("peer_trl_run", peer_trl_run.steps_claims, "speed"),
     ("peer_trl_run", peer_trl_run.half_claims, "speed"),
     ("peer_trl_run_replay", replay.claims, "speed"),

@@ -3,7 +3,7 @@
 from statistics import fmean
 from typing import Any
 
-from benchmarks.demo import DEFAULT, RESULTS, costs_of_reference
+from benchmarks.demo import DEFAULT, RESULTS, percent_of_reference
 from benchmarks.intervals import in_words, span
 from grpo.report.words import listed
 from grpo.runtime.artifacts.files import read_json
@@ -70,10 +70,9 @@ def glyphs(results: dict[str, Any]) -> list[str]:
 def short_rollouts(results: dict[str, Any]) -> list[str]:
     """Returns what the page of results says of the two arms with short rollouts."""
     runs = [*results["runs"].values()]
-    costs = [costs_of_reference(run, "sgpo") for run in runs]
+    shares = percent_of_reference(results, "sgpo")
     flops, seconds, steps = (
-        span([100 * float(each[name] or 0.0) for each in costs])
-        for name in ("flops", "seconds", "sampled_steps")
+        span(shares[name].tolist()) for name in ("flops", "seconds", "sampled_steps")
     )
     compared = [run["metrics"]["comparisons"]["sgpo"] for run in runs]
     equal = [each["difference_at_equal_flops"] for each in compared]

@@ -238,14 +238,9 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"`same` is {peaks[0]:.1f} times TRL's at 0.2 M",
         f"and {span(peaks[1:], '.1f')} times at 10.4 M",
         f"that of `composed` at 0.2 M {allocated['peak_bytes']['value']:.1f} times",
-        *default_claims(results),
+        *allocated_claims(results, "0.2M", DEFAULT),
         f"it ends {below:.3f} below TRL",
     ]
-
-
-def default_claims(results: dict[str, Any]) -> list[str]:
-    """Returns the numbers of the arm `composed` with the rounds of its recipe."""
-    return _of_allocated(results, "0.2M", DEFAULT)
 
 
 def steps_claims(results: dict[str, Any]) -> list[str]:
@@ -257,7 +252,7 @@ def steps_claims(results: dict[str, Any]) -> list[str]:
     gaps = [first["reward"] - peer["reward"] for first, peer in pairs]
     return [
         *_of_same(results, "10.4M"),
-        *_of_allocated(results, "10.4M", NEAR_RATE),
+        *allocated_claims(results, "10.4M", NEAR_RATE),
         f"After one round, {span(shares, '.2f')} of TRL's CPU seconds, it differs by "
         f"{span(gaps, '+.3f')}",
         f"{_uniform(runs, SAME)} % of the groups of `same` have no signal",
@@ -282,7 +277,7 @@ def half_claims(results: dict[str, Any]) -> list[str]:
     latest = max(max(np.flatnonzero(each)) + 1 for each in sampled)
     return [
         *_of_same(results, "10.4M-half"),
-        *_of_allocated(results, "10.4M-half", COMPOSED),
+        *allocated_claims(results, "10.4M-half", COMPOSED),
         f"{in_words(allocated['cpu_seconds'], '.2f')} on average: "
         f"{allocated['cpu_seconds']['value']:.3f}, before rounding",
         f"has sampled {span([sum(each['batches']['rollouts']) for each in ours])} rollouts",
@@ -299,7 +294,7 @@ def half_claims(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def _of_allocated(results: dict[str, Any], size: str, arm: str) -> list[str]:
+def allocated_claims(results: dict[str, Any], size: str, arm: str) -> list[str]:
     """Returns the numbers of an arm that ends at TRL's reward: how often, and what it spends."""
     runs = results["runs"][size].values()
     spent = [each[arm]["cpu_seconds"] / each[THEIRS]["cpu_seconds"] for each in runs]

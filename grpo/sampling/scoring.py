@@ -93,7 +93,7 @@ def judging_skill(judges: Judges, prompts: pd.DataFrame) -> Skill:
       prompts: Schema PROMPTS.
     """
 
-    tasks = _tasks(prompts)
+    tasks = tasks_by_prompt(prompts)
 
     @lru_cache(maxsize=1)  # the shards of a table are consecutive
     def read(table: Path) -> pd.DataFrame:
@@ -133,7 +133,7 @@ def judge_rollouts(
       ArtifactError: If a rollout's prompt is not among `prompts`, or the rule judges media and
         there is not one per rollout.
     """
-    texts, scores = _judge(rollouts, _tasks(prompts), rule.judges, media)
+    texts, scores = _judge(rollouts, tasks_by_prompt(prompts), rule.judges, media)
     return _judged(texts, scores, rule.shaping)
 
 
@@ -207,7 +207,7 @@ def score_corpora(
       rollouts: Schema ROLLOUTS.
       prompts: Schema PROMPTS.
     """
-    pairs = [*zip(rollouts["text"], _tasks_of(rollouts, _tasks(prompts)))]
+    pairs = [*zip(rollouts["text"], _tasks_of(rollouts, tasks_by_prompt(prompts)))]
     scores: dict[str, dict[str, float]] = {}
     for family in sorted({task.family for _, task in pairs}):
         texts, asked = zip(*(each for each in pairs if each[1].family == family))
@@ -263,7 +263,7 @@ def rejected_gold_answers(
     Returns:
       The rows of `prompts`, with the columns `score`, `status` and `detail`.
     """
-    tasks = [*_tasks(prompts).values()]
+    tasks = [*tasks_by_prompt(prompts).values()]
     outcomes = [*judge.judge_answers(prompts["answer"].tolist(), tasks)]
     judged = prompts.reset_index(drop=True).join(pd.DataFrame(outcomes, columns=Outcome._fields))
     return judged[judged["score"] < threshold]
@@ -287,7 +287,7 @@ def score_captions(
     return score_rollouts(rows, tasks, rule, media=media)["reward"].tolist()
 
 
-def _tasks(prompts: pd.DataFrame) -> dict[str, Task]:
+def tasks_by_prompt(prompts: pd.DataFrame) -> dict[str, Task]:
     """Returns each prompt's task by prompt_id."""
     return {
         row["prompt_id"]: Task(

@@ -63,10 +63,10 @@ def small() -> dict[str, Any]:
             for name, settings in link.items()
         ]
     params["arms"]["flash"]["sampling"]["scope"] = dict(SCOPE)
-    small = cut_short(params, ROUNDS)
-    flash = small["arms"]["flash"]
+    short = cut_short(params, ROUNDS)
+    flash = short["arms"]["flash"]
     flash["training"] = flash["training"] | TWO_ITERATIONS
-    return small
+    return short
 
 
 @pytest.fixture(scope="module")

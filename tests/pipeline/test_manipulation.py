@@ -42,10 +42,10 @@ def small() -> dict[str, Any]:
     for arm in params["arms"].values():
         arm["sampling"]["rollouts_per_batch"] = 4
         arm["training"] |= {"updates_per_audit": 2}
-    small = cut_short(params, [NAME])
-    for arm in small["arms"].values():
+    short = cut_short(params, [NAME])
+    for arm in short["arms"].values():
         arm["training"] |= {"iterations_per_round": 2, "updates_per_iteration": 1}
-    return small
+    return short
 
 
 @pytest.fixture(scope="module")
