@@ -1,0 +1,66 @@
+"""Compares `composed` of benchmarks.translation with `repaired` at the same FLOPs.
+
+python -m benchmarks.translation_budget 10   # runs missing stages, then writes the results
+python -m benchmarks.translation_budget      # prints the table of the results
+
+`composed` has more iterations than in benchmarks.translation, as many as the FLOPs of `repaired`
+pay for. The runs of a seed are under .work/ and resume after an interruption; remove that folder
+after a change of code. Writes results/translation_budget.json.
+"""
+
+from typing import Any
+
+from benchmarks.demo import ROOT
+from benchmarks.intervals import in_words, mean_interval
+from benchmarks.seeds import record_seeds
+from benchmarks.translation import BASE, FREE, SCORES, Run, gain, parameters, run_of, scores_of
+from benchmarks.workspaces import make_workspace, run_stages
+from grpo.runtime.markdown import markdown_table
+
+WORK = ROOT / ".work" / "translation_budget"
+ITERATIONS = {"repaired": 45, "composed": 55}
+
+
+def main() -> None:
+    """Runs the given seeds and prints the table of all finished seeds."""
+    results = record_seeds("translation_budget", ITERATIONS, run_seed, lambda runs: {})
+    print(table(results))
+
+
+def run_seed(seed: int) -> dict[str, Run]:
+    """Returns scores, cost and temperatures of the base policy and of both arms."""
+    params = parameters(seed, FREE, [*ITERATIONS])
+    for arm, iterations in ITERATIONS.items():
+        training = params["arms"][arm]["training"]
+        params["arms"][arm]["training"] = {**training, "iterations_per_round": iterations}
+    workspace = WORK / str(seed)
+    make_workspace(workspace, params)
+    cpu_seconds = run_stages(workspace)
+    runs = {name: run_of(workspace, name, cpu_seconds) for name in ITERATIONS}
+    return {BASE: scores_of(workspace, BASE), **runs}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns gains and FLOPs of both arms, and their differences within seeds."""
+    runs = list(results["runs"].values())
+    rows = []
+    for arm, iterations in results["arms"].items():
+        gains = [mean_interval([gain(run, arm, key) for run in runs]) for key in SCORES]
+        flops = [run[arm]["cost"]["flops"] / 1e9 for run in runs]
+        costs = in_words(mean_interval(flops), ".0f")
+        rows.append([arm, str(iterations), *map(in_words, gains), costs])
+    differences = [
+        mean_interval([gain(run, "composed", key) - gain(run, "repaired", key) for run in runs])
+        for key in SCORES
+    ]
+    shares = [
+        100 * each["composed"]["cost"]["flops"] / each["repaired"]["cost"]["flops"] for each in runs
+    ]
+    of_flops = f"{in_words(mean_interval(shares), '.0f')} %"
+    rows.append(["composed - repaired", "", *map(in_words, differences), of_flops])
+    titles = ["arm", "iterations", "chrF++, mean@8", "chrF++, greedy", "GFLOPs"]
+    return markdown_table(titles, rows)
+
+
+if __name__ == "__main__":
+    main()
