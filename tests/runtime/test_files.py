@@ -23,6 +23,7 @@ from grpo.runtime.artifacts.files import (
     digest,
     exclusive,
     read_json,
+    remove,
     write_bytes,
     write_json,
 )
@@ -96,6 +97,35 @@ def test_a_killed_writer_leaves_the_old_content(tmp_path: Path):
     result = subprocess.run([sys.executable, "-c", code, str(target)], check=False)
     assert result.returncode == 9
     assert read_json(target) == 1
+
+
+def make_tree(tree: Path, *, files: int) -> None:
+    tree.mkdir()
+    for index in range(files):
+        (tree / str(index)).touch()
+
+
+def test_a_killed_removal_leaves_the_whole_directory_or_nothing(tmp_path: Path):
+    """A rerun takes what is there for complete: checkpoints, batches, shards."""
+    tree, number = tmp_path / "train@a-1", 20_000
+    make_tree(tree, files=number)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from grpo.runtime.artifacts.files import remove\n"
+        "print(flush=True); remove(Path(sys.argv[1]))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tree)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    while tree.exists() and len(os.listdir(tree)) == number:
+        pass
+    process.kill()
+    process.communicate()
+    assert not tree.exists() or len(os.listdir(tree)) == number
+    if not tree.exists():
+        make_tree(tree, files=1)
+    remove(tree)
+    assert os.listdir(tmp_path) == []
 
 
 # What editors, other programs and people put beside a file "a.parquet".

@@ -75,9 +75,7 @@ def atomic_path(path: Path, *, hashes: bool = False) -> Iterator[Path]:
 @contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
     """Yields a temporary sibling of `path`, removed afterwards; removes those of killed writers."""
-    for left, writer in _left_beside(path):
-        if writer == os.getpid() or not _is_running(writer):
-            _discard(left)
+    remove_left_beside(path)
     temporary = _beside(path, TEMPORARY)
     try:
         yield temporary
@@ -252,9 +250,12 @@ def require_inert(directory: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or directory if it exists."""
+    """Removes a file or directory if it exists; a kill leaves all of it at `path` or nothing."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        remove_left_beside(path)
+        aside = _beside(path, ASIDE)
+        os.rename(path, aside)
+        shutil.rmtree(aside)
     else:
         path.unlink(missing_ok=True)
 
@@ -418,10 +419,10 @@ def _replace(source: Path, target: Path) -> None:
         raise ArtifactError(f"{target}: must be {wanted} or free; move what is there, then rerun")
     if target.is_dir():
         aside = _beside(target, ASIDE)
-        remove(aside)
+        _discard(aside)
         os.rename(target, aside)
         os.rename(source, target)
-        remove(aside)
+        shutil.rmtree(aside)
     else:
         os.replace(source, target)
 
@@ -447,9 +448,9 @@ def _left_beside(path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def remove_left_beside(path: Path) -> None:
-    """Removes the temporary siblings of a path whose writers have exited."""
+    """Removes the temporary siblings of a path whose writers were killed."""
     for left, writer in _left_beside(path):
-        if not _is_running(writer):
+        if writer == os.getpid() or not _is_running(writer):
             _discard(left)
 
 
