@@ -35,6 +35,7 @@ from benchmarks import (
     scaling_training,
     staleness,
     translation,
+    translation_budget,
     translation_guards,
     translation_warmup,
     vllm_sampling,
@@ -119,6 +120,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("translation_methods", translation.pairs_table, "translation"),
     ("translation_methods", translation.languages_table, "translation"),
     ("translation_warmup", translation_warmup.table, "translation"),
+    ("translation_budget", translation_budget.table, "translation"),
     ("translation_guards", translation_guards.scores_table, "translation"),
     ("translation_guards", translation_guards.differences_table, "translation"),
     ("grounding_methods", grounding_methods.table, "methods/group_revision"),
@@ -184,6 +186,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("peer_trl_run", peer_trl_run.half_claims, "speed"),
     ("peer_trl_run_replay", replay.claims, "speed"),
     ("translation_methods", translation.claims, "translation"),
+    ("translation_budget", translation_budget.claims, "translation"),
     ("grounding", recipe_claims.durations, "own-model"),
 ]
 

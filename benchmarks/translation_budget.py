@@ -11,7 +11,7 @@ after a change of code. Writes results/translation_budget.json.
 from typing import Any
 
 from benchmarks.demo import ROOT
-from benchmarks.intervals import in_words, mean_interval
+from benchmarks.intervals import in_words, mean_interval, span
 from benchmarks.seeds import record_seeds
 from benchmarks.translation import BASE, FREE, SCORES, Run, gain, parameters, run_of, scores_of
 from benchmarks.workspaces import make_workspace, run_stages
@@ -46,20 +46,38 @@ def table(results: dict[str, Any]) -> str:
     rows = []
     for arm, iterations in results["arms"].items():
         gains = [mean_interval([gain(run, arm, key) for run in runs]) for key in SCORES]
-        flops = [run[arm]["cost"]["flops"] / 1e9 for run in runs]
-        costs = in_words(mean_interval(flops), ".0f")
-        rows.append([arm, str(iterations), *map(in_words, gains), costs])
-    differences = [
-        mean_interval([gain(run, "composed", key) - gain(run, "repaired", key) for run in runs])
-        for key in SCORES
-    ]
-    shares = [
-        100 * each["composed"]["cost"]["flops"] / each["repaired"]["cost"]["flops"] for each in runs
-    ]
-    of_flops = f"{in_words(mean_interval(shares), '.0f')} %"
-    rows.append(["composed - repaired", "", *map(in_words, differences), of_flops])
+        flops = mean_interval([run[arm]["cost"]["flops"] / 1e9 for run in runs])
+        rows.append([arm, str(iterations), *map(in_words, gains), in_words(flops, ".0f")])
+    differences = [mean_interval([_difference(run, key) for run in runs]) for key in SCORES]
+    share = in_words(mean_interval([_share(run, "flops") for run in runs]), ".0f")
+    rows.append(["composed - repaired", "", *map(in_words, differences), f"{share} %"])
     titles = ["arm", "iterations", "chrF++, mean@8", "chrF++, greedy", "GFLOPs"]
     return markdown_table(titles, rows)
+
+
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns the numbers of the text of docs/translation.md."""
+    by_seed = {seed: _difference(run, "mean") for seed, run in results["runs"].items()}
+    last = min(by_seed, key=lambda seed: by_seed[seed])
+    others = [each for seed, each in by_seed.items() if seed != last]
+    share = _share(results["runs"][last], "flops")
+    more = [_share(run, "cpu_seconds") - 100 for run in results["runs"].values()]
+    return [
+        f"On seed {last} `composed` gains {-by_seed[last]:.3f} less than `repaired`, for"
+        f" {share:.0f} % of its FLOPs",
+        f"on the others the difference is {span(others, '+.3f')}",
+        f"{span(more)} % more processor time",
+    ]
+
+
+def _difference(run: dict[str, Run], score: str) -> float:
+    return gain(run, "composed", score) - gain(run, "repaired", score)
+
+
+def _share(run: dict[str, Run], cost: str) -> float:
+    """Returns what `composed` takes of the FLOPs or seconds of `repaired`, in percent."""
+    own, other = (run[arm]["cost"] | run[arm] for arm in ("composed", "repaired"))
+    return float(100 * own[cost] / other[cost])
 
 
 if __name__ == "__main__":
