@@ -253,9 +253,7 @@ def remove(path: Path) -> None:
     """Removes a file or directory if it exists; a kill leaves all of it at `path` or nothing."""
     if path.is_dir() and not path.is_symlink():
         remove_left_beside(path)
-        aside = _beside(path, ASIDE)
-        os.rename(path, aside)
-        shutil.rmtree(aside)
+        shutil.rmtree(_move_aside(path))
     else:
         path.unlink(missing_ok=True)
 
@@ -418,13 +416,19 @@ def _replace(source: Path, target: Path) -> None:
         wanted = "a directory" if source.is_dir() else "a file"
         raise ArtifactError(f"{target}: must be {wanted} or free; move what is there, then rerun")
     if target.is_dir():
-        aside = _beside(target, ASIDE)
-        _discard(aside)
-        os.rename(target, aside)
+        aside = _move_aside(target)
         os.rename(source, target)
         shutil.rmtree(aside)
     else:
         os.replace(source, target)
+
+
+def _move_aside(path: Path) -> Path:
+    """Gives a directory the name of what the next writer removes, and returns it."""
+    aside = _beside(path, ASIDE)
+    _discard(aside)
+    os.rename(path, aside)
+    return aside
 
 
 def _discard(path: Path) -> None:
@@ -448,7 +452,7 @@ def _left_beside(path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def remove_left_beside(path: Path) -> None:
-    """Removes the temporary siblings of a path whose writers were killed."""
+    """Removes the temporary siblings of a path that no other process can still write."""
     for left, writer in _left_beside(path):
         if writer == os.getpid() or not _is_running(writer):
             _discard(left)
