@@ -10,6 +10,7 @@ docs/translation.svg.
 """
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,14 @@ def share_evaluation(source: Path, target: Path) -> None:
     (target / "artifacts" / "evaluations").mkdir(exist_ok=True)
     for path in (source / "artifacts" / "evaluations").glob(f"{BASE}.*"):
         shutil.copyfile(path, target / "artifacts" / "evaluations" / path.name)
+
+
+def run_arms(workspace: Path, params: dict[str, Any], arms: Iterable[str]) -> dict[str, Run]:
+    """Runs missing stages; returns the scores of the base policy and the runs of some arms."""
+    make_workspace(workspace, params)
+    cpu_seconds = run_stages(workspace)
+    runs = {name: run_of(workspace, name, cpu_seconds) for name in arms}
+    return {BASE: scores_of(workspace, BASE), **runs}
 
 
 def run_of(workspace: Path, arm: str, cpu_seconds: dict[str, float]) -> Run:

@@ -1,11 +1,11 @@
-"""Compares `composed` of benchmarks.translation with `repaired` at the same FLOPs.
+"""Compares `composed` of benchmarks.translation with `repaired` at about the same FLOPs.
 
 python -m benchmarks.translation_budget 10   # runs missing stages, then writes the results
 python -m benchmarks.translation_budget      # prints the table of the results
 
-`composed` has more iterations than in benchmarks.translation, as many as the FLOPs of `repaired`
-pay for. The runs of a seed are under .work/ and resume after an interruption; remove that folder
-after a change of code. Writes results/translation_budget.json.
+`composed` has more iterations than in benchmarks.translation, about as many as the FLOPs of
+`repaired` pay for. The runs of a seed are under .work/ and resume after an interruption; remove
+that folder after a change of code. Writes results/translation_budget.json.
 """
 
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 from benchmarks.demo import ROOT
 from benchmarks.intervals import in_words, mean_interval, span
 from benchmarks.seeds import record_seeds
-from benchmarks.translation import BASE, FREE, SCORES, Run, gain, parameters, run_of, scores_of
-from benchmarks.workspaces import make_workspace, run_stages
+from benchmarks.translation import FREE, SCORES, Run, gain, parameters, run_arms
 from grpo.runtime.markdown import markdown_table
 
 WORK = ROOT / ".work" / "translation_budget"
@@ -33,11 +32,7 @@ def run_seed(seed: int) -> dict[str, Run]:
     for arm, iterations in ITERATIONS.items():
         training = params["arms"][arm]["training"]
         params["arms"][arm]["training"] = {**training, "iterations_per_round": iterations}
-    workspace = WORK / str(seed)
-    make_workspace(workspace, params)
-    cpu_seconds = run_stages(workspace)
-    runs = {name: run_of(workspace, name, cpu_seconds) for name in ITERATIONS}
-    return {BASE: scores_of(workspace, BASE), **runs}
+    return run_arms(WORK / str(seed), params, ITERATIONS)
 
 
 def table(results: dict[str, Any]) -> str:

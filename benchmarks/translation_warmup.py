@@ -20,10 +20,8 @@ from benchmarks.translation import (
     parameters,
     rank_of,
     read_arms,
-    run_of,
-    scores_of,
+    run_arms,
 )
-from benchmarks.workspaces import make_workspace, run_stages
 from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.markdown import markdown_table
 
@@ -43,11 +41,7 @@ def run_seed(seed: int) -> dict[str, Run]:
     """Returns scores, cost and temperatures of the base policy and of the arms."""
     params = parameters(seed, FREE, ARMS)
     params["policy"]["base"]["warmup"]["updates"] = UPDATES
-    workspace = WORK / str(seed)
-    make_workspace(workspace, params)
-    cpu_seconds = run_stages(workspace)
-    runs = {name: run_of(workspace, name, cpu_seconds) for name in ARMS}
-    return {BASE: scores_of(workspace, BASE), **runs}
+    return run_arms(WORK / str(seed), params, ARMS)
 
 
 def table(results: dict[str, Any]) -> str:
