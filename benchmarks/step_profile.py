@@ -2,35 +2,32 @@
 
 python -m benchmarks.step_profile    # writes benchmarks/results/step_profile.json
 
-`step_profile_before.json` has the results before the update was optimized. New results also have
-the FLOPs of each part, the seconds of generation inside the model, and the speed of a matrix
-product on this processor.
+The results also have the FLOPs of each part, the seconds of generation inside the model, and the
+speed of a matrix product on this processor.
 """
 
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.demo import machine
+from benchmarks.demo import RESULTS, machine, revision_of
 from benchmarks.peer_trl import workload
 from benchmarks.peer_trl.ours import make_policy, objective, rewarded, training_settings
 from benchmarks.peer_trl.tune import read_fastest
 from benchmarks.peer_trl.workload import SIZES, Clock, Scenario, now
 from grpo.modalities.tokens.policy import TokenPolicy
-from grpo.runtime.artifacts.files import read_json, write_json
+from grpo.runtime.artifacts.files import write_json
 from grpo.runtime.markdown import markdown_table
 from grpo.training.batches import plan_batches
 from grpo.training.frozen import compute_log_probs
 from grpo.training.updates import Loss, run_update
 
-RESULTS = Path(__file__).parent / "results"
-BEFORE, AFTER = RESULTS / "step_profile_before.json", RESULTS / "step_profile.json"
+OUT = RESULTS / "step_profile.json"
 NUM_OPERATORS = 16
 NUM_SHOWN = 3
 
@@ -41,12 +38,13 @@ def main() -> None:
     sizes = {name: profile_size(name) for name in SIZES}
     content = {
         "command": "python -m benchmarks.step_profile",
+        "revision": revision_of("HEAD"),
         "machine": machine(),
         "product_flops_per_second": round(product_speed()),
         "sizes": sizes,
     }
-    write_json(AFTER, content)
-    print(table(read_json(BEFORE), read_json(AFTER)), limits(read_json(AFTER)), sep="\n\n")
+    write_json(OUT, content)
+    print(table(content), limits(content), sep="\n\n")
 
 
 def profile_size(name: str) -> dict[str, Any]:
@@ -145,26 +143,24 @@ def profiled(policy: TokenPolicy) -> Iterator[dict[str, Any]]:
     ]
 
 
-def table(before: dict[str, Any], after: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """Returns a Markdown table of seconds and slowest operators by size and part."""
-    header = ["size", "part", "before, CPU s", "after, CPU s", "largest before", "largest after"]
-    rows = list[list[str]]()
-    for size in SIZES:
-        for part, new in after["sizes"][size].items():
-            old = before["sizes"][size][part]
-            seconds = [f"{each['cpu_seconds_with_profiler']:.2f}" for each in (old, new)]
-            rows.append([size, part, *seconds, _largest(old), _largest(new)])
-    return markdown_table(header, rows)
+    rows = [
+        [size, part, f"{found['cpu_seconds_with_profiler']:.2f}", _largest(found)]
+        for size in SIZES
+        for part, found in results["sizes"][size].items()
+    ]
+    return markdown_table(["size", "part", "CPU s", "largest operators"], rows)
 
 
-def limits(after: dict[str, Any]) -> str:
+def limits(results: dict[str, Any]) -> str:
     """Returns a Markdown table that compares each size with its lower bounds."""
     titles = ["size", "generation, CPU s", "of it inside the model", "update, GFLOPs per CPU s"]
     titles += ["a large product, GFLOPs per CPU s"]
     rows = list[list[str]]()
-    product = after["product_flops_per_second"] / 1e9
+    product = results["product_flops_per_second"] / 1e9
     for size in SIZES:
-        generation, update = (after["sizes"][size][part] for part in ("generation", "update"))
+        generation, update = (results["sizes"][size][part] for part in ("generation", "update"))
         whole, inside = generation["cpu_seconds"], generation["cpu_seconds_inside_the_model"]
         speed = update["flops"] / update["cpu_seconds_with_profiler"] / 1e9
         rows.append([size, f"{whole:.2f}", f"{inside:.2f}", f"{speed:.0f}", f"{product:.0f}"])

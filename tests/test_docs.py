@@ -1,6 +1,5 @@
 """The pages against the code: rules, chains, parameters, examples, names and links."""
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from functools import reduce
@@ -13,7 +12,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from benchmarks import demo, first_run, pages, scaling_training, step_profile
+from benchmarks import demo, first_run, pages, scaling_training
 from benchmarks.demo import RESULTS
 from benchmarks.pages import CLAIMS, TABLES, results_of
 from benchmarks.scale.inputs import read_inputs
@@ -371,8 +370,7 @@ OF_SEVERAL = {"peer_trl_run", "translation_warmup"}  # revisions; the pages say 
 WITHOUT = {  # a revision
     *("gpu", "gpu_before"),  # the digest of the code stands beside each part
     "same_bytes",  # compares two
-    # Older than revisions in results.
-    *("peer_trl_earlier", "peer_trl_run_tuning", "step_profile", "step_profile_before"),
+    *("peer_trl_run_tuning", "step_profile"),  # older than revisions in results
 }
 
 
@@ -433,12 +431,3 @@ def test_what_pages_say_of_the_default_run_follows_from_its_file():
 
 def test_the_picture_of_the_readme_is_that_of_the_first_run():
     assert sha256_of(first_run.PICTURE) == results_of("first_run")["picture_sha256"]
-
-
-def test_the_tables_of_profiles_are_those_of_the_committed_files():
-    page = (DOCS / "speed.md").read_text()
-    before, after = (
-        json.loads(each.read_text()) for each in (step_profile.BEFORE, step_profile.AFTER)
-    )
-    assert step_profile.table(before, after) in page
-    assert step_profile.limits(after) in page

@@ -6,7 +6,7 @@ python -m benchmarks.peer_trl_run.tune PYTHON_OF_TRL [SIZE]    # results/peer_tr
 import sys
 from typing import Any
 
-from benchmarks.demo import RESULTS, machine
+from benchmarks.demo import RESULTS, machine, revision_of
 from benchmarks.peer_trl.processes import versions
 from benchmarks.peer_trl_run.runs import FOLDER, require_idle, time_theirs
 from benchmarks.peer_trl_run.settings import SIZES
@@ -32,7 +32,8 @@ def main(python: str, *sizes: str) -> None:
                 "updates": SIZES[size].trial_updates,
             }
             run = time_theirs(size, SIZES[size].trial_seed, python, FOLDER / "tune", **chosen)
-            runs.append({**key, **{name: run[name] for name in KEPT}})
+            kept = {name: run[name] for name in KEPT}
+            runs.append({**key, **kept, "revision": revision_of("HEAD")})
             print(runs[-1], flush=True)
             command = "python -m benchmarks.peer_trl_run.tune PYTHON_OF_TRL"
             about_run = {"command": command, "machine": machine(), "versions": versions(python)}
