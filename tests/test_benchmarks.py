@@ -19,7 +19,7 @@ from benchmarks.grounding_methods import MEASURES, gains_at_equal_flops
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
 from benchmarks.peer_trl_run.judge import outcome_of
 from benchmarks.peer_trl_run.processes import run_timed
-from benchmarks.peer_trl_run.runs import by_family
+from benchmarks.peer_trl_run.runs import by_family, update_ends
 from benchmarks.peer_trl_run.settings import SIZES, order_of, params_of
 from benchmarks.workspaces import PART_SECONDS, ROOT, round_seconds
 from grpo.params.yaml import read_yaml
@@ -320,6 +320,12 @@ def test_the_judge_that_trl_is_given_is_that_of_the_pipeline():
             assert theirs == float(ours.status == "scored" and ours.score >= 0.99)
             outcomes.add(theirs)
     assert outcomes == {0.0, 1.0}
+
+
+def test_updates_end_with_their_iteration_as_long_before_the_run_as_before_the_stage():
+    spans = [("update", 101.0, 102.0), ("sampling", 102.0, 104.0), ("update", 104.0, 106.0)]
+    spans.append(("save", 106.0, 107.0))
+    assert update_ends(spans, 4, 10.0) == [5.0, 5.0, 9.0, 9.0]
 
 
 def a_run(cpu: float, reward: float) -> dict[str, object]:

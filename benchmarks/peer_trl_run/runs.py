@@ -123,6 +123,7 @@ def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
         if goal is not None and score["reward"] >= goal:
             break
     rows = [row for each in curve for row in _updates(workspace, each["round"])]
+    ends = [end for each in curve for end in _update_ends(workspace, each["round"], each["wall"])]
     return {
         "cpu_seconds": curve[-1]["cpu"],
         "wall_seconds": curve[-1]["wall"],
@@ -131,6 +132,7 @@ def run_ours(size: str, seed: int, arm: str, *, goal: float | None) -> Run:
         "reward": curve[-1]["reward"],
         "stages": _stage_seconds(workspace),
         "batches": {
+            "wall": ends,
             "reward": [round(float(row["reward_mean"]), 5) for row in rows],
             "rollouts": [int(row["rollouts"]) for row in rows],
             "uniform_groups": [round(float(row["uniform_group_fraction"]), 5) for row in rows],
@@ -206,6 +208,25 @@ def _stage_seconds(workspace: Path) -> dict[str, float]:
 def _updates(workspace: Path, name: str) -> list[dict[str, str]]:
     with (workspace / "artifacts" / "training" / name / "updates.csv").open() as file:
         return list(csv.DictReader(file))
+
+
+def _update_ends(workspace: Path, name: str, wall: float) -> list[float]:
+    """Returns the wall seconds at which each update of a round ended; the round ended at `wall`."""
+    spans = read_json(workspace / ".runs" / f"train@{name}.json")["spans"]
+    return update_ends(spans, len(_updates(workspace, name)), wall)
+
+
+def update_ends(spans: list[tuple[str, float, float]], updates: int, wall: float) -> list[float]:
+    """Returns the wall seconds at which each update ended, those of an iteration at its end.
+
+    Args:
+      spans: What `train@` did, and its start and end on a clock of its own.
+      wall: At which the run ended. What followed the stage counts for each update, too.
+    """
+    ends = [end for part, _, end in spans if part == "update"]  # of iterations
+    last = max(end for _, _, end in spans)
+    each = updates // len(ends)
+    return [round(wall - (last - ends[index // each]), 3) for index in range(updates)]
 
 
 def _update_of(path: Path) -> int:
