@@ -147,6 +147,7 @@ def run_of(workspace: Path, arm: str, cpu_seconds: dict[str, float]) -> Run:
         "temperatures": [read_json(each)["temperature"] for each in levels if each.exists()],
         "reward_by_update": updates["reward_mean"].round(4).tolist(),
         "clip_fraction": float(updates["clip_fraction"].mean()),
+        "uniform_groups": float(updates["uniform_group_fraction"].mean()),
         "ratio_max": float(updates["ratio_max"].max()),
         "ratio_min": float(updates["ratio_min"].min()),
     }
@@ -184,7 +185,9 @@ def _correlation(reward: pd.Series, chrf: pd.Series) -> float | None:
     return float(np.corrcoef(reward, chrf)[0, 1])
 
 
-def summarize(runs: dict[str, dict[str, Run]]) -> dict[str, Any]:
+def summarize(
+    runs: dict[str, dict[str, Run]], pairs: Iterable[tuple[str, str]] = PAIRS
+) -> dict[str, Any]:
     """Returns gains over the base and differences of arms, paired by seed, with t intervals."""
     seeds = list(runs.values())
     arms = [name for name in seeds[0] if name != BASE]
@@ -223,7 +226,7 @@ def summarize(runs: dict[str, dict[str, Run]]) -> dict[str, Any]:
                 )
                 for key in SCORES
             }
-            for own, other in PAIRS
+            for own, other in pairs
             if own in arms and other in arms
         },
         "correlation_of_base": mean_interval(

@@ -11,7 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks import same_bytes, scaling_training, translation, translation_guards
+from benchmarks import (
+    same_bytes,
+    scaling_training,
+    translation,
+    translation_dates,
+    translation_guards,
+)
 from benchmarks.allocation_chunks import combine_phases
 from benchmarks.allocation_tokens import Point, summarize
 from benchmarks.demo import advice_errors, judges_table, table, time_module
@@ -22,7 +28,8 @@ from benchmarks.peer_trl_run.processes import run_timed
 from benchmarks.peer_trl_run.runs import by_family, update_ends
 from benchmarks.peer_trl_run.settings import SIZES, order_of, params_of
 from benchmarks.workspaces import PART_SECONDS, ROOT, round_seconds
-from grpo.params.yaml import read_yaml
+from grpo.params.parameters import read_params
+from grpo.params.yaml import dump_yaml, read_yaml
 from grpo.rewards.base import Task
 from grpo.rewards.reasoning_gym import score_answer
 from grpo.runtime.artifacts.files import write_json
@@ -215,6 +222,20 @@ def test_translation_gives_each_judge_of_the_reward_to_evaluation_once():
         of_evaluation = [each["judge"] for each in params["evaluation"]["judges"]]
         assert sorted([*of_reward, *of_evaluation]) == sorted(["chrf", "exact", translation.FREE])
         assert params["seed"] == 7
+
+
+@pytest.mark.parametrize("arm", translation_dates.read_spec()["arms"])
+def test_arms_on_dates_are_scored_by_every_judge(arm: str, tmp_path: Path):
+    params = translation_dates.arm_parameters(7, arm)
+    path = tmp_path / "params.yaml"
+    path.write_text(dump_yaml(params))
+    found = read_params(path)
+    spec = translation_dates.read_spec()
+    used = {each.judge for each in found.reward.judges if each.weight}
+    assert used == set(spec["rewards"][spec["arms"][arm]["reward"]])
+    assert sorted(each.judge for each in found.judges("evaluation").values()) == sorted(
+        [translation.FREE, *translation_dates.WATCHED, *translation_dates.OF_REFERENCES]
+    )
 
 
 def test_seconds_of_train_are_divided_by_what_it_did(tmp_path: Path):

@@ -1,0 +1,136 @@
+"""Measures rewards of two judges without references on dates in ten languages of seven scripts.
+
+python -m benchmarks.translation_dates 0 1 2 3 4   # runs missing stages, then writes the results
+python -m benchmarks.translation_dates             # prints the tables of the results
+
+The arms are in translation_dates.yaml. All arms of a seed start from the same base policy. The runs
+of a seed are under .work/ and resume after an interruption; remove that folder after a change of
+code. Writes results/translation_dates.json.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.demo import ROOT
+from benchmarks.intervals import in_words, mean_interval
+from benchmarks.seeds import record_seeds
+from benchmarks.translation import (
+    BASE,
+    FREE,
+    Run,
+    gains_table,
+    languages_table,
+    pairs_table,
+    parameters,
+    run_of,
+    scores_of,
+    share_base,
+    share_evaluation,
+    summarize,
+)
+from benchmarks.workspaces import make_workspace, run_stages
+from grpo.params.yaml import parse_yaml
+from grpo.runtime.markdown import markdown_table
+
+SPEC = Path(__file__).with_suffix(".yaml")
+WORK = ROOT / ".work" / "translation_dates"
+WATCHED = ("embeddings", "language", "copying", "length")
+OF_REFERENCES = ("chrf", "exact")
+PAIRS = (("repaired", "published"), ("repaired", "unnormalized"), ("repaired", "parser"))
+
+
+def main() -> None:
+    """Runs the given seeds and prints the tables of all finished seeds."""
+    results = record_seeds(
+        "translation_dates",
+        read_spec(),
+        run_seed,
+        lambda runs: {"summary": summarize(runs, PAIRS)},
+    )
+    made = (gains_table, watched_table, languages_table, pairs_table)
+    print(*(each(results) for each in made), sep="\n\n")
+
+
+def read_spec() -> dict[str, Any]:
+    """Returns the arms and what differs from benchmarks.translation."""
+    found: dict[str, Any] = parse_yaml(SPEC.read_text())
+    return found
+
+
+def run_seed(seed: int) -> dict[str, Run]:
+    """Returns the scores of the base policy and of every arm, and what the arms cost."""
+    runs, first = dict[str, Run](), None
+    for name, arm in read_spec()["arms"].items():
+        workspace = WORK / str(seed) / name
+        make_workspace(workspace, arm_parameters(seed, name))
+        if first is not None:
+            share_base(first, workspace)
+            share_evaluation(first, workspace)
+        cpu_seconds = run_stages(workspace)
+        if first is None:
+            first = workspace
+            runs[BASE] = scores_of(workspace, BASE) | watched(workspace, BASE)
+        runs[name] = run_of(workspace, arm["as"], cpu_seconds)
+        runs[name] |= watched(workspace, f"{arm['as']}-1")
+    return runs
+
+
+def arm_parameters(seed: int, name: str) -> dict[str, Any]:
+    """Returns the parameters of one arm. Every judge is in the reward or in the evaluation."""
+    spec = read_spec()
+    arm = spec["arms"][name]
+    params = parameters(seed, FREE, [arm["as"]])
+    params["task"] |= spec["task"]
+    params["policy"]["base"]["warmup"] |= spec["warmup"]
+    params["policy"]["max_steps"] = spec["max_steps"]
+    weights = {FREE: 0.0, **spec["rewards"][arm["reward"]]}
+    judges = [
+        {"judge": each, "model": None, "score_range": spec["score_ranges"].get(each)}
+        for each in (FREE, *WATCHED, *OF_REFERENCES)
+    ]
+    params["reward"] |= {
+        "judges": [
+            {**each, "weight": weights[each["judge"]], "normalize": arm["normalize"]}
+            for each in judges
+            if each["judge"] in weights
+        ],
+        "maximize": "score",
+    }
+    params["evaluation"]["judges"] = [each for each in judges if each["judge"] not in weights]
+    params["evaluation"]["sampling"]["beams"] = 1
+    training = params["arms"][arm["as"]]["training"]
+    params["arms"][arm["as"]]["training"] = {
+        **training,
+        "iterations_per_round": spec["iterations"],
+    }
+    return params
+
+
+def watched(workspace: Path, name: str) -> Run:
+    """Returns mean scores of the judges in WATCHED and of exact matches, sampled and greedy."""
+    table = pd.read_parquet(workspace / "artifacts" / "evaluations" / f"{name}.parquet")
+    columns = [f"{kind}score.{each}" for each in (*WATCHED, "exact") for kind in ("", "greedy_")]
+    return {"watched": {each: float(table[each].mean()) for each in columns}}
+
+
+def watched_table(results: dict[str, Any]) -> str:
+    """Returns means over seeds of what is watched, of the base and of every arm, when sampling."""
+    runs = list(results["runs"].values())
+    titles = ["policy", *WATCHED, "exact", "exact, greedy"]
+    columns = [f"score.{each}" for each in (*WATCHED, "exact")] + ["greedy_score.exact"]
+    base = [f"{np.mean([run[BASE]['watched'][each] for run in runs]):.3f}" for each in columns]
+    rows = [[BASE, *base]]
+    for arm in (each for each in runs[0] if each != BASE):
+        changes = [
+            [run[arm]["watched"][each] - run[BASE]["watched"][each] for run in runs]
+            for each in columns
+        ]
+        rows.append([arm, *(in_words(mean_interval(each)) for each in changes)])
+    return markdown_table(titles, rows)
+
+
+if __name__ == "__main__":
+    main()
