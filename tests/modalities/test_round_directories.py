@@ -26,12 +26,15 @@ from grpo.modalities.shared.directories import (
     write_state,
 )
 from grpo.modalities.tokens.policy import Decoding
+from grpo.modalities.vision_language.bases import make_base_policy
 from grpo.params.parameters import Parameters, read_params
 from grpo.registry.export import export_policy, merge_adapters, write_model
 from grpo.wiring.policies import load_policy, make_optimizer
 from tests.modalities.test_chunk_builds import LORA, changed, logits_of
 from tests.modalities.test_pipelines import MADE, recipe
 from tests.modalities.test_seq2seq import policy_of as translator
+from tests.modalities.test_vision_language import PROMPTS as QUESTIONS
+from tests.modalities.test_vision_language import imported, save_model
 from tests.modalities.tiny import seeded, tiny_policy
 from tests.modalities.tiny_denoiser import tiny_decoding
 
@@ -67,6 +70,17 @@ def seq2seq(base: Path, *, lora: bool) -> Case:
     return params, DECODING, lambda each: each.log_prob(trajectory)
 
 
+def vision_language(base: Path, *, lora: bool) -> Case:
+    save_model("paligemma", base.parent / "tiny")
+    make_base_policy(imported("paligemma"), base.parent).save(base)
+    params = read_params(ROOT / "recipes" / "grounding.yaml")
+    update = {"lora": adapters("q_proj") if lora else None}
+    params = params.model_copy(update={"policy": params.policy.model_copy(update=update)})
+    policy = load_policy(params, base=base, directory=base, draws=DECODING)
+    trajectory, _ = policy.sample(QUESTIONS, group_sizes=[2, 1, 1], generator=seeded())
+    return params, DECODING, lambda each: each.log_prob(trajectory)
+
+
 def denoising(name: str) -> Callable[..., Case]:
     def make(base: Path, *, lora: bool) -> Case:
         pipeline, canvas = MADE[name]
@@ -92,6 +106,7 @@ def action_chunks(base: Path, *, lora: bool) -> Case:
 CASES: dict[str, Callable[..., Case]] = {
     "tokens": tokens,
     "seq2seq": seq2seq,
+    "vision_language": vision_language,
     "images": denoising("images-sd35"),
     "clips": denoising("clips-wan"),
     "action_chunks": action_chunks,
@@ -102,7 +117,7 @@ CASES: dict[str, Callable[..., Case]] = {
 @pytest.mark.parametrize(
     "kind",
     [
-        *("tokens", "seq2seq", "images", "action_chunks"),
+        *("tokens", "seq2seq", "vision_language", "images", "action_chunks"),
         pytest.param("clips", marks=pytest.mark.long),
     ],
 )
@@ -143,7 +158,11 @@ def test_a_round_stores_what_training_changed_and_is_the_policy_with_its_base(
 
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 @pytest.mark.parametrize(
-    "kind", ["tokens", "seq2seq", "images", pytest.param("clips", marks=pytest.mark.long)]
+    "kind",
+    [
+        *("tokens", "seq2seq", "vision_language", "images"),
+        pytest.param("clips", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_an_exported_policy_is_a_base_of_its_own(tmp_path: Path, kind: str, lora: bool):
