@@ -68,6 +68,7 @@ def table(results: dict[str, Any]) -> str:
             f"{limit} min",
         ]
         for recipe, limit in LIMITS.items()
+        if recipe in results["runs"]
         for found in [results["runs"][recipe]]
     ]
     return markdown_table(["recipe", "from nothing", "of it set-up", "limit"], rows)
