@@ -20,11 +20,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from benchmarks.intervals import in_words, mean_interval, span
+from grpo.params.parameters import BASE, read_params
 from grpo.params.recipes import resolved_text
 from grpo.report.words import listed
 from grpo.runtime.artifacts.files import digest, read_json, write_json
@@ -95,8 +98,19 @@ def run_seed(seed: int, recipe: Path, revision: str, workspace: Path) -> dict[st
         "stage_cpu_seconds": round(sum(each["cpu_seconds"] for each in usage), 1),
         "peak_bytes": max(each["peak_bytes"] for each in usage),
         "dvc_lock_sha256": digest([], (workspace / "dvc.lock").read_text()),
+        "families": family_scores(workspace),
         **_advised(workspace, recipe),
     }
+
+
+def family_scores(workspace: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Returns mean scores by policy and family: of the base, and of every arm's last round."""
+    last = {each.arm: name for name, each in read_params(workspace / "params.yaml").rounds.items()}
+    folder = workspace / "artifacts" / "evaluations"
+    found = {
+        each: read_json(folder / f"{name}.json") for each, name in [(BASE, BASE), *last.items()]
+    }
+    return {policy: summary["by_family"] for policy, summary in found.items()}
 
 
 def _advised(workspace: Path, recipe: Path) -> dict[str, Any]:
@@ -348,6 +362,29 @@ def judges_table(results: dict[str, Any]) -> str:
         if score.startswith((SCORE, GREEDY_SCORE))
     ]
     return markdown_table(titles, rows)
+
+
+def families_table(results: dict[str, Any], measures: dict[str, str]) -> str:
+    """Returns the base's mean scores by family and each arm's gains, over the seeds.
+
+    Args:
+      measures: Names of scores by their title.
+    """
+    runs = [run["families"] for run in results["runs"].values()]
+    arms = [name for name in runs[0] if name != BASE]
+    rows = []
+    for family in runs[0][BASE]:
+        cells = [family]
+        for measure in measures.values():
+            base = [run[BASE][family][measure] for run in runs]
+            cells.append(f"{fmean(base):.3f}")
+            for arm in arms:
+                gains = [run[arm][family][measure] for run in runs] - np.array(base)
+                cells.append(in_words(mean_interval(gains.tolist())))
+        rows.append(cells)
+    policies = (BASE, *(f"{arm} - {BASE}" for arm in arms))
+    titles = [f"{title}: {policy}" for title in measures for policy in policies]
+    return markdown_table(["family", *titles], rows)
 
 
 def _other_gains(row: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -282,14 +282,21 @@ def gains_table(results: dict[str, Any]) -> str:
     """Returns the gain of each arm over all languages, with its cost."""
     titles = ["arm", "chrF++, mean@8", "chrF++, greedy", "reward, mean@8", "GFLOPs"]
     titles += ["correlation of reward and chrF++", "rank correlation of base and gain", "by seed"]
+    titles += ["of the base's spread and gain", "by seed"]
     rows = [
         [
             arm,
             *(in_words(row[key]) for key in ("chrf_mean", "chrf_greedy", "reward_mean")),
             f"{row['flops']['value'] / 1e9:.0f}",
             f"{row['correlation_of_prompts']['value']:.2f}",
-            in_words(mean_interval(row["base_and_gain"]), "+.2f"),
-            ", ".join(f"{each:+.2f}" for each in row["base_and_gain"]),
+            *(
+                cell
+                for ranks in (row["base_and_gain"], row["std_and_gain"])
+                for cell in (
+                    in_words(mean_interval(ranks), "+.2f"),
+                    ", ".join(f"{each:+.2f}" for each in ranks),
+                )
+            ),
         ]
         for arm, row in results["summary"]["gains"].items()
     ]

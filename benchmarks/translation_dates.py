@@ -1,11 +1,11 @@
-"""Measures rewards of two judges without references on dates in ten languages of seven scripts.
+"""Measures rewards of several judges without references on dates in ten languages.
 
 python -m benchmarks.translation_dates 0 1 2 3 4   # runs missing stages, then writes the results
 python -m benchmarks.translation_dates             # prints the tables of the results
 
-The arms are in translation_dates.yaml. All arms of a seed start from the same base policy. The runs
-of a seed are under .work/ and resume after an interruption; remove that folder after a change of
-code. Writes results/translation_dates.json.
+The arms are in translation_dates.yaml and differ in their reward. All arms of a seed start from the
+same base policy. The runs of a seed are under .work/ and resume after an interruption; remove that
+folder after a change of code. Writes results/translation_dates.json.
 """
 
 from pathlib import Path
@@ -39,7 +39,8 @@ SPEC = Path(__file__).with_suffix(".yaml")
 WORK = ROOT / ".work" / "translation_dates"
 WATCHED = ("embeddings", "language", "copying", "length")
 OF_REFERENCES = ("chrf", "exact")
-PAIRS = (("repaired", "published"), ("repaired", "unnormalized"), ("repaired", "parser"))
+PAIRS = (("normalized", "models"), ("normalized", "raw"), ("normalized", "parser"))
+LOSS = "repaired"  # the arm of translation.yaml whose other settings all arms have
 
 
 def main() -> None:
@@ -63,7 +64,7 @@ def read_spec() -> dict[str, Any]:
 def run_seed(seed: int) -> dict[str, Run]:
     """Returns the scores of the base policy and of every arm, and what the arms cost."""
     runs, first = dict[str, Run](), None
-    for name, arm in read_spec()["arms"].items():
+    for name in read_spec()["arms"]:
         workspace = WORK / str(seed) / name
         make_workspace(workspace, arm_parameters(seed, name))
         if first is not None:
@@ -73,8 +74,7 @@ def run_seed(seed: int) -> dict[str, Run]:
         if first is None:
             first = workspace
             runs[BASE] = scores_of(workspace, BASE) | watched(workspace, BASE)
-        runs[name] = run_of(workspace, arm["as"], cpu_seconds)
-        runs[name] |= watched(workspace, f"{arm['as']}-1")
+        runs[name] = run_of(workspace, LOSS, cpu_seconds) | watched(workspace, f"{LOSS}-1")
     return runs
 
 
@@ -82,11 +82,11 @@ def arm_parameters(seed: int, name: str) -> dict[str, Any]:
     """Returns the parameters of one arm. Every judge is in the reward or in the evaluation."""
     spec = read_spec()
     arm = spec["arms"][name]
-    params = parameters(seed, FREE, [arm["as"]])
+    params = parameters(seed, FREE, [LOSS])
     params["task"] |= spec["task"]
     params["policy"]["base"]["warmup"] |= spec["warmup"]
     params["policy"]["max_steps"] = spec["max_steps"]
-    weights = {FREE: 0.0, **spec["rewards"][arm["reward"]]}
+    weights = {FREE: 0.0, **arm["weights"]}  # the parser decides the outcome, also without weight
     judges = [
         {"judge": each, "model": None, "score_range": spec["score_ranges"].get(each)}
         for each in (FREE, *WATCHED, *OF_REFERENCES)
@@ -101,11 +101,11 @@ def arm_parameters(seed: int, name: str) -> dict[str, Any]:
     }
     params["evaluation"]["judges"] = [each for each in judges if each["judge"] not in weights]
     params["evaluation"]["sampling"]["beams"] = 1
-    training = params["arms"][arm["as"]]["training"]
-    params["arms"][arm["as"]]["training"] = {
-        **training,
-        "iterations_per_round": spec["iterations"],
-    }
+    loss = params["arms"][LOSS]
+    *others, group_size = loss["curriculum"]
+    assert [*group_size] == ["fix_group_size"]
+    loss["curriculum"] = [*others, {"fix_group_size": {"rollouts": spec["rollouts"]}}]
+    loss["training"] = {**loss["training"], "iterations_per_round": spec["iterations"]}
     return params
 
 

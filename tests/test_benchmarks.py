@@ -20,7 +20,14 @@ from benchmarks import (
 )
 from benchmarks.allocation_chunks import combine_phases
 from benchmarks.allocation_tokens import Point, summarize
-from benchmarks.demo import advice_errors, judges_table, table, time_module
+from benchmarks.demo import (
+    advice_errors,
+    families_table,
+    family_scores,
+    judges_table,
+    table,
+    time_module,
+)
 from benchmarks.grounding_methods import MEASURES, gains_at_equal_flops
 from benchmarks.peer_trl_run import __main__ as peer_trl_run
 from benchmarks.peer_trl_run.judge import outcome_of
@@ -232,7 +239,7 @@ def test_arms_on_dates_are_scored_by_every_judge(arm: str, tmp_path: Path):
     found = read_params(path)
     spec = translation_dates.read_spec()
     used = {each.judge for each in found.reward.judges if each.weight}
-    assert used == set(spec["rewards"][spec["arms"][arm]["reward"]])
+    assert used == set(spec["arms"][arm]["weights"])
     assert sorted(each.judge for each in found.judges("evaluation").values()) == sorted(
         [translation.FREE, *translation_dates.WATCHED, *translation_dates.OF_REFERENCES]
     )
@@ -302,6 +309,26 @@ def test_results_without_greedy_gains_still_have_a_table():
     assert last == f"| 0 | grpo | {shown} | {shown} | {shown} | {shown} | {shown} | 7 |"
     (only,) = rows(arm, judges_table)[2:]
     assert only == f"| 0 | grpo | score.boxes | {shown} | {shown} | {shown} |"
+
+
+def test_families_have_the_scores_of_the_base_and_of_the_last_round_of_every_arm(tmp_path: Path):
+    params = read_yaml(ROOT / "recipes" / "grounding.yaml")
+    (tmp_path / "params.yaml").write_text(dump_yaml(params))
+    for index, name in enumerate(["base", *params["rounds"]]):
+        rate = {"mean_at_k": index / 8}
+        summary = {"by_family": {"one": rate, "count": {"mean_at_k": 1.0}}}
+        write_json(tmp_path / "artifacts" / "evaluations" / f"{name}.json", summary)
+    found = family_scores(tmp_path)
+    assert {name: each["one"]["mean_at_k"] for name, each in found.items()} == {
+        "base": 0.0,
+        "grpo": len(params["rounds"]) / 8,
+    }
+    lower = {**found, "grpo": {**found["grpo"], "one": {"mean_at_k": 0.25}}}
+    runs = {"0": {"families": found}, "1": {"families": lower}}
+    assert families_table({"runs": runs}, {"mean@4": "mean_at_k"}).splitlines()[2:] == [
+        "| count | 1.000 | +0.000 [+0.000, +0.000] |",
+        "| one | 0.000 | +0.500 [-2.677, +3.677] |",  # half the difference times t of one degree
+    ]
 
 
 def test_an_unknown_word_draws_nothing(monkeypatch: pytest.MonkeyPatch):
