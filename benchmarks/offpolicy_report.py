@@ -151,10 +151,16 @@ def claims(runs: Runs) -> list[str]:
         each["routers_mismatched"] for each in rounds if "routers_mismatched" in each
     )
     above = sum(curve(run)[-1] > 0 for run in runs.values())
+    worst = []
+    for name, updates in itertools.product(ALGORITHMS, UPDATES_PER_ROUND[1:]):
+        own, other = (summarize(runs, kind, name, updates) for kind in list(KINDS)[1::-1])
+        if own and other:
+            worst.append(own.drift_max / other.drift_max)
     return [
         f"{above} of the {len(runs)} runs ended above their base",
         f"grows {growth[0]:.0f}-fold (dense) and {growth[1]:.0f}-fold (experts, live)",
         f"the largest log ratio is larger by {span(larger)} %",
+        f"stale updates leaves {span(worst, '.1f')} times as much",
         f"only {100 * mismatched:.1f} % of the choices",
         f"rollouts of {_mean(each['steps_mean'] for each in rounds):.0f} steps on average",
     ]

@@ -151,6 +151,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("sampling_batches", sampling_batches.claims, "allocation_tokens"),
     ("scaling_sampling", scaling_sampling.claims, "scale"),
     ("scale", lambda found: scale_tables.claims(found["worked_out"]), "scale"),
+    ("scale", lambda found: scale_tables.trained_claims(found["savings"]), "scale"),
     (
         "offpolicy_stability",
         lambda found: offpolicy_report.claims(found["runs"]),
@@ -166,7 +167,9 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("allocation_sgpo", allocation_sgpo.claims, "allocation_tokens"),
     ("allocation_sgpo", lambda found: allocation_sgpo.claims(found)[:1], "methods/sgpo"),
     ("glyphs", recipe_claims.glyphs, "denoising"),
-    ("clips", recipe_claims.durations, "denoising"),
+    ("clips", recipe_claims.clips, "denoising"),
+    ("clips", lambda found: recipe_claims.clips(found)[-1:], "methods/flash_grpo"),
+    ("stale_updates", recipe_claims.stale_updates, "results"),
     (
         "allocation_denoising",
         lambda found: allocation_denoising.claims(found["runs"]),

@@ -64,7 +64,35 @@ def glyphs(results: dict[str, Any]) -> list[str]:
     """Returns how far flash is ahead of flow at the FLOPs that flash spent, and the seconds."""
     found = [run["metrics"]["comparisons"]["flash"] for run in results["runs"].values()]
     ahead = [in_words(each["difference_at_equal_flops"], ".3f") for each in found]
-    return [*durations(results), f"by {listed(ahead)}"]
+    return [
+        *durations(results),
+        f"by {listed(ahead)}",
+        f"`flash` spends {percent_of_flops(results, 'flash', 'flow')} % of the FLOPs of `flow`",
+    ]
+
+
+def clips(results: dict[str, Any]) -> list[str]:
+    """Returns the seconds, and the FLOPs of flash."""
+    return [
+        *durations(results),
+        f"for {percent_of_flops(results, 'flash', 'flow')} % of its FLOPs",
+    ]
+
+
+def percent_of_flops(results: dict[str, Any], arm: str, other: str) -> str:
+    """Returns what an arm spends of another's FLOPs, over the seeds."""
+    costs = [run["metrics"]["arms"] for run in results["runs"].values()]
+    shares = [each[arm]["cost"]["flops"] / each[other]["cost"]["flops"] for each in costs]
+    return span([100 * share for share in shares])
+
+
+def stale_updates(results: dict[str, Any]) -> list[str]:
+    """Returns the cost at which updates on fresh rollouts reach the reward of stale ones."""
+    shares = percent_of_reference(results, "on_policy")
+    flops, seconds = (
+        span(shares[name].tolist()) for name in ("flops_to_reach", "seconds_to_reach")
+    )
+    return [f"after {flops} % of its FLOPs and {seconds} % of its seconds"]
 
 
 def short_rollouts(results: dict[str, Any]) -> list[str]:
@@ -124,6 +152,7 @@ def translation(results: dict[str, Any]) -> list[str]:
     ]
     return [
         *durations(results),
+        f"at {percent_of_flops(results, 'sgpo', 'uniform')} % of its FLOPs",
         *gains,
         *(f"| {name} | {' | '.join(row)} |" for name, row in zip(LANGUAGES.values(), corpora)),
     ]

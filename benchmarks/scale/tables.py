@@ -189,9 +189,17 @@ def seconds(runs: dict[str, Any]) -> str:
 
 
 def claims(runs: dict[str, Any]) -> list[str]:
-    """Returns the share of a round in which GPUs compute, over runs and ends of the ranges."""
-    shares = [100 * each for run in runs.values() for each in _computing("seconds", run)]
-    return [f"GPUs compute in {span(shares)} % of the time"]
+    """Returns the shares of a round in which GPUs compute, over runs and ends of the ranges."""
+    of_many, of_one = (
+        span([100 * each for run in runs.values() for each in _computing(kind, run)])
+        for kind in ("seconds", "seconds_of_one_iteration")
+    )
+    return [f"GPUs compute in {of_many} % of the time; with one iteration in {of_one} %"]
+
+
+def trained_claims(savings: dict[str, Any]) -> list[str]:
+    """Returns the share of the sampled steps that are trained."""
+    return [f"{100 * savings['trained_share']:.0f} % of the sampled steps are trained"]
 
 
 def compiling_claims(inputs: dict[str, Any], results: dict[str, Any]) -> list[str]:
