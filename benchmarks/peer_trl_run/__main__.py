@@ -228,7 +228,6 @@ def claims(results: dict[str, Any]) -> list[str]:
     return [
         f"{span(peaks, '.1f')} times its memory",
         f"takes {in_words(same['cpu_seconds'], '.2f')} of TRL's CPU seconds at 0.2 M",
-        f"the interval ends at {same['cpu_seconds']['high']:.3f}",
         f"The difference in reward is {in_words(same['reward_difference'])}",
         f"{reached} of the CPU seconds of TRL's whole run",
         f"one round and {span(ratios, '.2f')} of TRL's seconds",
@@ -317,7 +316,7 @@ def _of_same(results: dict[str, Any], size: str) -> list[str]:
         if each[SAME]["reward"] < each[THEIRS]["reward"]
     ]
     return [
-        f"takes {in_words(same['cpu_seconds'], '.2f')} of TRL's CPU seconds for the same updates",
+        f"takes {in_words(same['cpu_seconds'], '.2f')} of TRL's CPU seconds for as many updates",
         f"The difference in reward is {in_words(same['reward_difference'])}",
         f"`same` ends below TRL {listed(below)}",
         f"raises mean@16 by {in_words(mean_interval(gains))}",
