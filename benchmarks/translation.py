@@ -226,6 +226,11 @@ def summarize(
                 )
                 for key in SCORES
             }
+            | {
+                "reward_mean": mean_interval(
+                    [run[own]["reward_mean"] - run[other]["reward_mean"] for run in seeds]
+                )
+            }
             for own, other in pairs
             if own in arms and other in arms
         },

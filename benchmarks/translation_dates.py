@@ -23,7 +23,6 @@ from benchmarks.translation import (
     Run,
     gains_table,
     languages_table,
-    pairs_table,
     parameters,
     run_of,
     scores_of,
@@ -32,14 +31,17 @@ from benchmarks.translation import (
     summarize,
 )
 from benchmarks.workspaces import make_workspace, run_stages
+from grpo.params.parameters import read_params
 from grpo.params.yaml import parse_yaml
+from grpo.report.judges import measure_influence
+from grpo.report.reading import read_run
 from grpo.runtime.markdown import markdown_table
 
 SPEC = Path(__file__).with_suffix(".yaml")
 WORK = ROOT / ".work" / "translation_dates"
 WATCHED = ("embeddings", "language", "copying", "length")
 OF_REFERENCES = ("chrf", "exact")
-PAIRS = (("normalized", "models"), ("normalized", "raw"), ("normalized", "parser"))
+PAIRS = (("normalized", "models"), ("raw", "normalized"), ("parser", "raw"))
 LOSS = "repaired"  # the arm of translation.yaml whose other settings all arms have
 
 
@@ -51,7 +53,7 @@ def main() -> None:
         run_seed,
         lambda runs: {"summary": summarize(runs, PAIRS)},
     )
-    made = (gains_table, watched_table, languages_table, pairs_table)
+    made = (gains_table, watched_table, influence_table, languages_table, differences_table)
     print(*(each(results) for each in made), sep="\n\n")
 
 
@@ -75,6 +77,7 @@ def run_seed(seed: int) -> dict[str, Run]:
             first = workspace
             runs[BASE] = scores_of(workspace, BASE) | watched(workspace, BASE)
         runs[name] = run_of(workspace, LOSS, cpu_seconds) | watched(workspace, f"{LOSS}-1")
+        runs[name]["influence"] = influence(workspace)
     return runs
 
 
@@ -105,6 +108,7 @@ def arm_parameters(seed: int, name: str) -> dict[str, Any]:
     *others, group_size = loss["curriculum"]
     assert [*group_size] == ["fix_group_size"]
     loss["curriculum"] = [*others, {"fix_group_size": {"rollouts": spec["rollouts"]}}]
+    loss["sampling"] = {**loss["sampling"], "temperature": spec["temperature"]}
     loss["training"] = {**loss["training"], "iterations_per_round": spec["iterations"]}
     return params
 
@@ -114,6 +118,30 @@ def watched(workspace: Path, name: str) -> Run:
     table = pd.read_parquet(workspace / "artifacts" / "evaluations" / f"{name}.parquet")
     columns = [f"{kind}score.{each}" for each in (*WATCHED, "exact") for kind in ("", "greedy_")]
     return {"watched": {each: float(table[each].mean()) for each in columns}}
+
+
+def influence(workspace: Path) -> dict[str, float]:
+    """Returns each judge's share of the spread of rewards within groups; empty for one judge."""
+    run = read_run(workspace / "artifacts", read_params(workspace / "params.yaml"))
+    return {each.judge: each.share for each in measure_influence(run, LOSS)}
+
+
+def influence_table(results: dict[str, Any]) -> str:
+    """Returns each judge's mean share of the spread of rewards within groups."""
+    runs = [*results["runs"].values()]
+    judges = (FREE, *WATCHED[:2])
+    rows = [
+        [
+            arm,
+            *(
+                f"{100 * np.mean([run[arm]['influence'][each] for run in runs]):.0f} %"
+                for each in judges
+            ),
+        ]
+        for arm in runs[0]
+        if arm != BASE and runs[0][arm]["influence"]
+    ]
+    return markdown_table(["arm", *judges], rows)
 
 
 def watched_table(results: dict[str, Any]) -> str:
@@ -129,6 +157,17 @@ def watched_table(results: dict[str, Any]) -> str:
             for each in columns
         ]
         rows.append([arm, *(in_words(mean_interval(each)) for each in changes)])
+    return markdown_table(titles, rows)
+
+
+def differences_table(results: dict[str, Any]) -> str:
+    """Returns the differences between arms in right dates and in chrF++, paired by seed."""
+    measures = ("reward_mean", "chrf_mean", "chrf_greedy")
+    rows = [
+        [name, *(in_words(row[each]) for each in measures)]
+        for name, row in results["summary"]["differences"].items()
+    ]
+    titles = ["difference", "right dates, mean@8", "chrF++, mean@8", "chrF++, greedy"]
     return markdown_table(titles, rows)
 
 
