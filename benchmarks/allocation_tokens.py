@@ -374,7 +374,7 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"`{falling}` falls by {-rises[falling]:.4f}.",
         f"`composed` has the final mean@8 of `plain` {reach('composed')}",
         f"`signal` has it {reach('signal')}",
-        f"`two_grpo` has {100 * NEARLY:.0f} % of it after"
+        f"`two_grpo` has {100 * NEARLY:.0f} % of the final mean@8 of `plain` after"
         f" {share('two_grpo', 'cpu_seconds_to_nearly_reach')} of its seconds",
         f"`{REFERENCE}` itself has {100 * NEARLY:.0f} % after"
         f" {share(REFERENCE, 'cpu_seconds_to_nearly_reach')}",

@@ -79,25 +79,29 @@ class Candidate:
     sizing: Sizing
     window: Window | None  # None: all prompts
     available: int  # prompts in the window, the same number in each phase
-    per_round: int  # prompts needed per round; counted at every visit
+    per_round: int  # groups of a round: its prompts, counted at every visit
     iterations: int  # of a round
     updates_per_iteration: int
     visits: int  # of a prompt, at most
     phases: int  # of the curriculum: one per round, or one of all prompts if visits are several
     rounds: int
-    amounts: Amounts  # of the needed prompts
+    amounts: Amounts  # of these groups
     profile_flops: int  # 0 if the candidate does not read the profile
 
     @property
-    def needed(self) -> int:
-        """Prompts needed in all rounds."""
+    def groups(self) -> int:
+        """Groups of all rounds."""
         return self.per_round * self.rounds
+
+    @property
+    def needed(self) -> int:
+        """Prompts that suffice for all groups and for each iteration."""
+        return max(math.ceil(self.groups / self.visits), self.per_iteration)
 
     @property
     def shortage(self) -> float:
         """Prompts needed / prompts available, at least 1; 1 if there are enough."""
-        of_all, at_once = self.needed / self.visits, self.per_iteration
-        return max(of_all / max(self.available, TINY), at_once / max(self.available, TINY), 1.0)
+        return max(self.needed / max(self.available, TINY), 1.0)
 
     @property
     def per_iteration(self) -> int:

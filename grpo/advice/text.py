@@ -257,7 +257,7 @@ def _seconds(proposal: Proposal, facts: Facts, rates: Rates | str) -> str:
 
 def _sizings(proposal: Proposal, facts: Facts) -> str:
     """Returns, by group size, the cost of as many groups with signal as the reference has."""
-    rows = [["group size", "prompts", "of", "rates", "equal", "FLOPs", "signal", ""]]
+    rows = [["group size", "groups", "prompts", "rates", "equal", "FLOPs", "signal", ""]]
     for each in proposal.by_sizing:
         note = "not enough prompts" if each.shortage > 1 else ""
         rows.append([*_sizing(each, proposal), "<- proposed" if each is proposal.chosen else note])
@@ -302,7 +302,7 @@ def _sizing(each: Candidate, proposal: Proposal) -> list[str]:
     rates = "all" if each.window is None else f"{each.window[0]:g} to {each.window[1]:g}"
     return [
         str(each.sizing),
-        str(each.needed),
+        str(each.groups),
         str(each.available),
         rates,
         format_percent(each.amounts.uniform_fraction),

@@ -222,13 +222,14 @@ def test_a_reference_that_visits_prompts_again_gets_such_an_arm(tmp_path: Path):
     _, proposal = proposed(write_params(tmp_path, changes))
     chosen, arm = proposal.chosen, proposal.params.arms["advised"]
     assert chosen.visits == 5
-    assert chosen.available < chosen.needed <= 5 * chosen.available
+    assert chosen.available < chosen.groups <= 5 * chosen.available
+    assert chosen.needed == -(-chosen.groups // chosen.visits) <= chosen.available
     predicted = predict_arm(proposal.params, "advised", synthetic_facts())
     assert predicted.mixed_groups == pytest.approx(proposal.target.mixed_groups, rel=0.1)
     assert predicted.flops == pytest.approx(chosen.amounts.flops, rel=0.15)
     (visits,) = arm.selection
     iterations = 3 * arm.training.iterations_per_round
-    surplus = visits["visit_prompts"]["prompts"] * iterations - chosen.needed
+    surplus = visits["visit_prompts"]["prompts"] * iterations - chosen.groups
     assert 0 <= surplus < iterations
     assert {proposal.params.rounds[f"advised-{each}"].phase for each in (1, 2, 3)} == {1}
 
