@@ -121,6 +121,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("translation", demo.table, "own-model"),
     ("grounding", demo.table, "own-model"),
     ("grounding", demo.judges_table, "own-model"),
+    ("grounding", demo.families_table, "own-model"),
     ("translation_methods", translation.gains_table, "translation"),
     ("translation_methods", translation.pairs_table, "translation"),
     ("translation_methods", translation.languages_table, "translation"),
