@@ -139,7 +139,7 @@ def claims(runs: Runs) -> list[str]:
     hosted = [run[arm] for run in runs.values() for arm in ("e2po", "awm_e2po")]
     between = [point["share_between_variants"] for curve in hosted for point in curve[1:]]
     return [
-        f"at step {np.mean(first):.1f} of 0 to 9",
+        f"at step {np.mean(first):.1f} of 0 to 8",
         f"{100 * np.mean(between):.0f} % of the variance within groups is between the variants",
     ]
 
