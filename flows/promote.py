@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.promote", description=__doc__)
     parser.add_argument("model", metavar="MODEL", help="a name in MLflow's registry")
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("policy", metavar="POLICY", nargs="?", help="a round, e.g. sgpo-8")
+    which.add_argument("policy", metavar="POLICY", nargs="?", help="a round, e.g. sgpo-3")
     which.add_argument("--rollback", action="store_true")
     parser.add_argument("--margin", type=float, help="minimum gain in mean@k; default 0")
     parser.add_argument(
