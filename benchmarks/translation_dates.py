@@ -21,7 +21,6 @@ from benchmarks.translation import (
     BASE,
     FREE,
     Run,
-    gains_table,
     languages_table,
     parameters,
     run_of,
@@ -53,7 +52,7 @@ def main() -> None:
         run_seed,
         lambda runs: {"summary": summarize(runs, PAIRS)},
     )
-    made = (gains_table, watched_table, influence_table, languages_table, differences_table)
+    made = (scores_table, differences_table, influence_table, languages_table)
     print(*(each(results) for each in made), sep="\n\n")
 
 
@@ -144,19 +143,20 @@ def influence_table(results: dict[str, Any]) -> str:
     return markdown_table(["arm", *judges], rows)
 
 
-def watched_table(results: dict[str, Any]) -> str:
-    """Returns means over seeds of what is watched, of the base and of every arm, when sampling."""
+def scores_table(results: dict[str, Any]) -> str:
+    """Returns means over seeds of the base's scores, and the changes by every arm."""
     runs = list(results["runs"].values())
-    titles = ["policy", *WATCHED, "exact", "exact, greedy"]
-    columns = [f"score.{each}" for each in (*WATCHED, "exact")] + ["greedy_score.exact"]
-    base = [f"{np.mean([run[BASE]['watched'][each] for run in runs]):.3f}" for each in columns]
-    rows = [[BASE, *base]]
+    titles = ["policy", "right dates", "right dates, greedy", "chrF++", "chrF++, greedy", *WATCHED]
+
+    def scores(run: Run) -> list[float]:
+        shown = [run[each] for each in ("reward_mean", "reward_greedy", "chrf_mean", "chrf_greedy")]
+        return [*shown, *(run["watched"][f"score.{each}"] for each in WATCHED)]
+
+    base = np.array([scores(run[BASE]) for run in runs])
+    rows = [[BASE, *(f"{each:.3f}" for each in base.mean(axis=0))]]
     for arm in (each for each in runs[0] if each != BASE):
-        changes = [
-            [run[arm]["watched"][each] - run[BASE]["watched"][each] for run in runs]
-            for each in columns
-        ]
-        rows.append([arm, *(in_words(mean_interval(each)) for each in changes)])
+        changes = np.array([scores(run[arm]) for run in runs]) - base
+        rows.append([arm, *(in_words(mean_interval(each.tolist())) for each in changes.T)])
     return markdown_table(titles, rows)
 
 
