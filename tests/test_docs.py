@@ -19,11 +19,12 @@ from benchmarks.scale.inputs import read_inputs
 from benchmarks.scale.results import work_out
 from benchmarks.scale.tables import all_tables, compiling_claims
 from grpo.modalities import all_modalities
-from grpo.objective.base import Objective, assign_credit, loss_terms, scalar_loss
+from grpo.objective.base import Objective, assign_credit, chain, loss_terms, scalar_loss
 from grpo.objective.link import Link
 from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.rules import RULES
-from grpo.objective.trust import trusted_ranges
+from grpo.objective.trust import clip_surrogate, trusted_ranges
+from grpo.objective.weight import average_over_steps
 from grpo.params.parameters import (
     LinkSpec,
     Parameters,
@@ -44,6 +45,7 @@ from grpo.wiring.allocation import build_curriculum, build_selection
 from grpo.wiring.objectives import build_objective
 from tests.objective import pairs
 from tests.objective.every_link import EVERY, make
+from tests.objective.test_trl_agreement import TRL_SCORE
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -99,6 +101,12 @@ def chains(path: Path) -> list[Objective]:
         for key, value in sections(path)
         if key == "objective"
     ]
+
+
+def test_the_loss_of_trl_is_the_one_that_is_compared_with_it():
+    (shown,) = chains(DOCS / "from-trl.md")
+    compared = chain(TRL_SCORE, average_over_steps(), clip_surrogate(0.2, 0.2))
+    assert shown.links == compared.links
 
 
 def write_plugins(path: Path) -> None:
