@@ -38,6 +38,7 @@ from benchmarks import (
     step_profile,
     translation,
     translation_budget,
+    translation_dates,
     translation_guards,
     translation_warmup,
     vllm_sampling,
@@ -127,6 +128,10 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("translation_methods", translation.languages_table, "translation"),
     ("translation_warmup", translation_warmup.table, "translation"),
     ("translation_budget", translation_budget.table, "translation"),
+    ("translation_dates", translation_dates.scores_table, "translation"),
+    ("translation_dates", translation_dates.differences_table, "translation"),
+    ("translation_dates", translation_dates.influence_table, "translation"),
+    ("translation_dates", translation_dates.languages_table, "translation"),
     ("translation_guards", translation_guards.scores_table, "translation"),
     ("translation_guards", translation_guards.differences_table, "translation"),
     ("grounding_methods", grounding_methods.table, "methods/group_revision"),
@@ -197,6 +202,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("peer_trl_run_replay", replay.claims, "speed"),
     ("translation_methods", translation.claims, "translation"),
     ("translation_budget", translation_budget.claims, "translation"),
+    ("translation_dates", translation_dates.claims, "translation"),
     ("grounding", recipe_claims.durations, "own-model"),
 ]
 

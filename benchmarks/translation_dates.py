@@ -8,6 +8,7 @@ same base policy. The runs of a seed are under .work/ and resume after an interr
 folder after a change of code. Writes results/translation_dates.json.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.demo import ROOT
-from benchmarks.intervals import in_words, mean_interval
+from benchmarks.intervals import in_words, mean_interval, span
 from benchmarks.seeds import record_seeds
 from benchmarks.translation import (
     BASE,
@@ -34,6 +35,7 @@ from grpo.params.parameters import read_params
 from grpo.params.yaml import parse_yaml
 from grpo.report.judges import measure_influence
 from grpo.report.reading import read_run
+from grpo.report.words import listed
 from grpo.runtime.markdown import markdown_table
 
 SPEC = Path(__file__).with_suffix(".yaml")
@@ -169,6 +171,34 @@ def differences_table(results: dict[str, Any]) -> str:
     ]
     titles = ["difference", "right dates, mean@8", "chrF++, mean@8", "chrF++, greedy"]
     return markdown_table(titles, rows)
+
+
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns the numbers of the text of docs/translation.md about dates."""
+    runs = results["runs"]
+
+    def by_seed(arm: str, score: Callable[[Run], float]) -> str:
+        return listed([f"{score(run[arm]) - score(run[BASE]):+.3f}" for run in runs.values()])
+
+    def copies(arm: str) -> str:
+        return f"{100 * (1 - runs['4'][arm]['watched']['score.copying']):.0f} %"
+
+    def shares(arm: str) -> str:
+        return span([100 * run[arm]["influence"][FREE] for run in runs.values()])
+
+    def seconds(*arms: str) -> str:
+        return span([run[arm]["cpu_seconds"] for run in runs.values() for arm in arms])
+
+    return [
+        f"by {by_seed('models', lambda run: run['watched']['score.language'])}, and right dates",
+        f"and right dates by {by_seed('models', lambda run: run['reward_mean'])}.",
+        f"On seed 4 {copies('models')} of the translations of `models` are copies of the source",
+        f"(of the base {copies(BASE)})",
+        f"{copies('normalized')} of the translations of `normalized`",
+        f"{shares('normalized')} % of the spread in `normalized` and {shares('raw')} % in `raw`",
+        f"takes {seconds('parser')} s of processor time for an arm's training",
+        f"with `embeddings` it takes {seconds('models', 'normalized', 'raw')} s",
+    ]
 
 
 if __name__ == "__main__":
