@@ -254,7 +254,7 @@ def split_order(order: str) -> list[str]:
 
 
 def inverse_rate_size(rate: float, smallest: int, largest: int) -> int:
-    """Returns the smallest power-of-two multiple of `smallest` with size * rate >= 1/2, capped.
+    """Returns the smallest power-of-two multiple of `smallest` with size * rate > 1/2, capped.
 
     At smallest = 2: 2 for rate > 1/4, 4 for rate > 1/8, 8 for the rest.
     """

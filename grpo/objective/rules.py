@@ -928,8 +928,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "H6",
         Severity.WARN,
-        "it uses earlier outcomes of the same prompts, but no two rounds of the arm share a "
-        "phase; give several rounds one phase",
+        "it uses earlier outcomes of the same prompts, but no prompt comes again; give several "
+        "rounds one phase, or rounds several iterations",
         prompts_come_once,
     ),
     Rule(
@@ -976,8 +976,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "H12",
         Severity.ERROR,
-        "the log ratio of a denoising step is a sum over all dimensions, so that KL estimators "
-        "overflow; set estimator: exact",
+        "the log ratio of a denoising step is a sum over all dimensions, too large for estimators "
+        "of KL; set estimator: exact",
         kl_of_denoising,
     ),
     Rule(

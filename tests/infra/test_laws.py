@@ -179,6 +179,13 @@ def test_kustomize_applies_all_but_the_jobs_that_run_at_once():
     assert {*listed, *jobs, "kustomization.yaml"} == {path.name for path in MANIFESTS}
 
 
+def test_mlflows_server_unpickles_nothing():
+    setting = ("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    assert setting in SERVICES["mlflow"]["environment"].items()
+    (variables,) = [each["env"] for name, each in containers() if name == "mlflow"]
+    assert setting in [(each["name"], each.get("value")) for each in variables]
+
+
 def test_every_setting_of_mlflow_is_one_that_it_reads():
     package = find_spec("mlflow")
     assert package is not None
