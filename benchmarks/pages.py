@@ -131,7 +131,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("translation_dates", translation_dates.scores_table, "translation"),
     ("translation_dates", translation_dates.differences_table, "translation"),
     ("translation_dates", translation_dates.influence_table, "translation"),
-    ("translation_dates", translation_dates.languages_table, "translation"),
+    ("translation_dates", translation.languages_table, "translation"),
     ("translation_guards", translation_guards.scores_table, "translation"),
     ("translation_guards", translation_guards.differences_table, "translation"),
     ("grounding_methods", grounding_methods.table, "methods/group_revision"),
