@@ -39,7 +39,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 WORK = ROOT / ".work" / "demo"
 DEFAULT = Path("params.yaml")
 MOST_POINTS = 10.0  # by which the share of the seconds may exceed that of the FLOPs, in percent
-IOU = {"IoU": "score.boxes", "greedy IoU": "greedy_score.boxes"}  # of recipes/grounding.yaml
 SERVERS = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
 
 
@@ -365,7 +364,7 @@ def judges_table(results: dict[str, Any]) -> str:
     return markdown_table(titles, rows)
 
 
-def families_table(results: dict[str, Any], measures: dict[str, str] = IOU) -> str:
+def families_table(results: dict[str, Any], measures: dict[str, str]) -> str:
     """Returns the base's mean scores by family and each arm's gains, over the seeds.
 
     Args:

@@ -153,14 +153,26 @@ def claims(runs: Runs) -> list[str]:
     above = sum(curve(run)[-1] > 0 for run in runs.values())
     worst = []
     for name, updates in itertools.product(ALGORITHMS, UPDATES_PER_ROUND[1:]):
-        own, other = (summarize(runs, kind, name, updates) for kind in list(KINDS)[1::-1])
-        if own and other:
-            worst.append(own.drift_max / other.drift_max)
+        of_dense, of_live = (
+            summarize(runs, kind, name, updates) for kind in (("dense", "live"), ("moe", "live"))
+        )
+        if of_dense and of_live:
+            worst.append(of_live.drift_max / of_dense.drift_max)
+    highest = [
+        max(
+            row["kl_to_start"]
+            for run in runs.values()
+            if _is(run, ("moe", replay), "grpo", max(UPDATES_PER_ROUND))
+            for row in _stale_updates(run)
+        )
+        for replay in ("replay_proximal", "replay_sampled")
+    ]
     return [
         f"{above} of the {len(runs)} runs ended above their base",
         f"grows {growth[0]:.0f}-fold (dense) and {growth[1]:.0f}-fold (experts, live)",
         f"the largest log ratio is larger by {span(larger)} %",
         f"stale updates leaves {span(worst, '.1f')} times as much",
+        f"single updates reach {span(highest)} with replay",
         f"only {100 * mismatched:.1f} % of the choices",
         f"rollouts of {_mean(each['steps_mean'] for each in rounds):.0f} steps on average",
     ]

@@ -54,6 +54,7 @@ from benchmarks.scale import tables as scale_tables
 from grpo.runtime.artifacts.files import read_json, write_bytes
 
 DOCS = ROOT / "docs"
+IOU = {"IoU": "score.boxes", "greedy IoU": "greedy_score.boxes"}  # of the judge `boxes`
 # Results, the table that is made of them, and its page; tables with equal titles in page order.
 TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("first_run", first_run.solved_table, "results"),
@@ -122,7 +123,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("translation", demo.table, "own-model"),
     ("grounding", demo.table, "own-model"),
     ("grounding", demo.judges_table, "own-model"),
-    ("grounding", demo.families_table, "own-model"),
+    ("grounding", lambda found: demo.families_table(found, IOU), "own-model"),
     ("translation_methods", translation.gains_table, "translation"),
     ("translation_methods", translation.pairs_table, "translation"),
     ("translation_methods", translation.languages_table, "translation"),
@@ -147,7 +148,8 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("gpu", lambda found: gpu_page.claims(found)[2:], "own-model"),
     ("gpu", gpu_page.twins_claims, "../README"),
     ("gpu_before", gpu_page.before_claims, "../CHANGELOG"),
-    ("from_nothing", from_nothing.claims, "../README"),
+    ("from_nothing", lambda found: from_nothing.claims(found)[:1], "../README"),
+    ("from_nothing", lambda found: from_nothing.claims(found)[1:], "recipes"),
     ("demo", demo.gap_claims, "results"),
     ("demo", demo.share_claims, "results"),
     ("demo", demo.advice_claims, "advice"),
@@ -190,6 +192,8 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("memory", memory.change_claims, "../CHANGELOG"),
     ("peer_trl", peer_trl.claims, "speed"),
     ("peer_trl", lambda found: peer_trl.claims(found)[:1], "../README"),
+    ("peer_trl_tuning", tune.claims, "speed"),
+    ("staleness", staleness.claims, "iterations"),
     ("peer_trl_run", lambda found: peer_trl_run.claims(found)[1:], "speed"),
     ("peer_trl_run", lambda found: peer_trl_run.claims(found)[:1], "../README"),
     (

@@ -9,6 +9,7 @@ worker (staleness 0), and by one that updates while the worker samples (stalenes
 import argparse
 import tempfile
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of, time_module
@@ -105,6 +106,17 @@ def table(results: dict[str, Any]) -> str:
         rows.append(cells)
     titles = ["who samples", "seconds of the round", "sampling and judging", "updates"]
     return markdown_table(titles, rows)
+
+
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns how long a worker's first iteration samples, of all its seconds."""
+    runs = [run for name, case in results["cases"].items() if "worker" in name for run in case]
+    firsts = [
+        next(end - start for activity, start, end in run["spans"] if activity == "sampling")
+        for run in runs
+    ]
+    first, whole = median(firsts), median(run["samplers_seconds"] for run in runs)
+    return [f"takes about {first:.0f} of its {whole:.0f} seconds"]
 
 
 if __name__ == "__main__":

@@ -106,6 +106,27 @@ def parameters(seed: int, judge: str, arms: list[str]) -> dict[str, Any]:
     return params
 
 
+def set_judges(
+    params: dict[str, Any],
+    weights: dict[str, float],
+    score_ranges: dict[str, list[float]],
+    names: Iterable[str],
+    *,
+    normalize: str,
+) -> None:
+    """Sets a reward of weighted judges; the other judges are in the evaluation, without beams."""
+    reward, evaluation = params["reward"], params["evaluation"]
+    reward |= {"judges": [], "maximize": "score"}
+    evaluation["judges"] = []
+    for name in names:
+        judge = {"judge": name, "model": None, "score_range": score_ranges.get(name)}
+        if name in weights:
+            reward["judges"].append({**judge, "weight": weights[name], "normalize": normalize})
+        else:
+            evaluation["judges"].append(judge)
+    evaluation["sampling"]["beams"] = 1
+
+
 def share_base(source: Path, target: Path) -> None:
     """Copies prompts and base policy to another workspace."""
     for name in SHARED:
@@ -294,18 +315,17 @@ def gains_table(results: dict[str, Any]) -> str:
             *(in_words(row[key]) for key in ("chrf_mean", "chrf_greedy", "reward_mean")),
             f"{row['flops']['value'] / 1e9:.0f}",
             f"{row['correlation_of_prompts']['value']:.2f}",
-            *(
-                cell
-                for ranks in (row["base_and_gain"], row["std_and_gain"])
-                for cell in (
-                    in_words(mean_interval(ranks), "+.2f"),
-                    ", ".join(f"{each:+.2f}" for each in ranks),
-                )
-            ),
+            *_mean_and_each(row["base_and_gain"]),
+            *_mean_and_each(row["std_and_gain"]),
         ]
         for arm, row in results["summary"]["gains"].items()
     ]
     return markdown_table(titles, rows)
+
+
+def _mean_and_each(ranks: list[float]) -> tuple[str, str]:
+    """Returns the mean of correlations with its interval, and each of them."""
+    return in_words(mean_interval(ranks), "+.2f"), ", ".join(f"{each:+.2f}" for each in ranks)
 
 
 def languages_table(results: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from benchmarks.translation import (
     parameters,
     run_of,
     scores_of,
+    set_judges,
     share_base,
     share_evaluation,
     summarize,
@@ -91,20 +92,8 @@ def arm_parameters(seed: int, name: str) -> dict[str, Any]:
     params["policy"]["base"]["warmup"] |= spec["warmup"]
     params["policy"]["max_steps"] = spec["max_steps"]
     weights = {FREE: 0.0, **arm["weights"]}  # the parser decides the outcome, also without weight
-    judges = [
-        {"judge": each, "model": None, "score_range": spec["score_ranges"].get(each)}
-        for each in (FREE, *WATCHED, *OF_REFERENCES)
-    ]
-    params["reward"] |= {
-        "judges": [
-            {**each, "weight": weights[each["judge"]], "normalize": arm["normalize"]}
-            for each in judges
-            if each["judge"] in weights
-        ],
-        "maximize": "score",
-    }
-    params["evaluation"]["judges"] = [each for each in judges if each["judge"] not in weights]
-    params["evaluation"]["sampling"]["beams"] = 1
+    judges = (FREE, *WATCHED, *OF_REFERENCES)
+    set_judges(params, weights, spec["score_ranges"], judges, normalize=arm["normalize"])
     loss = params["arms"][LOSS]
     *others, group_size = loss["curriculum"]
     assert [*group_size] == ["fix_group_size"]

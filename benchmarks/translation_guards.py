@@ -16,7 +16,7 @@ import pandas as pd
 from benchmarks.demo import ROOT
 from benchmarks.intervals import in_words, mean_interval
 from benchmarks.seeds import record_seeds
-from benchmarks.translation import BASE, FREE, parameters, share_base
+from benchmarks.translation import BASE, FREE, parameters, set_judges, share_base
 from benchmarks.workspaces import make_workspace, run_stages
 from grpo.params.parameters import read_params
 from grpo.params.yaml import parse_yaml
@@ -77,17 +77,7 @@ def guarded_parameters(seed: int, weights: dict[str, float]) -> dict[str, Any]:
     params = parameters(seed, FREE, ["repaired"])
     params["task"]["train_prompts"] = written["prompts"]
     params["policy"]["base"]["warmup"]["updates"] = WARMUP_UPDATES
-    judges = [{"judge": each, "model": None, "score_range": SCALE.get(each)} for each in WATCHED]
-    params["reward"] |= {
-        "judges": [
-            {**each, "weight": weights[each["judge"]], "normalize": "none"}
-            for each in judges
-            if each["judge"] in weights
-        ],
-        "maximize": "score",
-    }
-    params["evaluation"]["judges"] = [each for each in judges if each["judge"] not in weights]
-    params["evaluation"]["sampling"]["beams"] = 1
+    set_judges(params, weights, SCALE, WATCHED, normalize="none")
     arm = params["arms"]["repaired"]
     arm["selection"] = []
     arm["curriculum"][0]["split_at_random"]["prompts_per_phase"] = written["prompts"]
