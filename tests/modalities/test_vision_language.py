@@ -489,6 +489,26 @@ def test_a_base_is_stored_and_loaded_with_its_processor(kind: str, tmp_path: Pat
     assert loaded.decode(again) == policy.decode(trajectory)
 
 
+def test_the_loss_of_a_warm_up_is_the_mean_over_the_tokens_of_its_answers(kind: str):
+    """Rows are computed in parts of similar lengths; the model's own pass takes each alone."""
+    policy = policy_of(kind)
+    model, reader = policy.model, policy.reader
+    texts = ["2", "the red ring", "where", "ring ring"]
+    pairs = [(PROMPTS[row % 3], text) for row, text in enumerate(texts)]
+    nats, count = 0.0, 0
+    with torch.no_grad():
+        for prompt, text in pairs:
+            answer = reader.tokenizer(text, add_special_tokens=False)["input_ids"]
+            tokens = torch.tensor([*answer, reader.tokenizer.eos_token_id])
+            logp = own_logits(model, policy, prompt, tokens).log_softmax(dim=1)
+            nats -= float(logp.gather(1, tokens[:, None]).sum())
+            count += len(tokens)
+    settings = WarmupSettings(updates=1, rows_per_update=4, learning_rate=1e-3, seed=0)
+    (update,) = warm_up(model, reader, pairs, settings)
+    assert update.loss == pytest.approx(nats / count, rel=1e-5)
+    assert update.cost.trained_steps == count
+
+
 def test_a_warm_up_learns_where_a_shape_is():
     """Without a look at the image, six places cost log 6 = 1.8 nats each."""
     model, reader = make_fresh(Params("paligemma"), Params("paligemma").base, WORDS)

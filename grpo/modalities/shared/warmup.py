@@ -125,10 +125,9 @@ def warm_up(
     rows = _encode(tokenizer, pairs)
 
     def prepare(chosen: list[int]) -> tuple[Callable[[], Tensor], Cost]:
-        by_length = sorted(chosen, key=lambda index: sum(map(len, rows[index])))
         parts = [
             tuple(each.to(model.device) for each in _collate([rows[index] for index in part]))
-            for part in np.array_split(by_length, min(PARTS, len(by_length)))
+            for part in split_by_length(chosen, lambda index: sum(map(len, rows[index])), PARTS)
         ]
         total = sum(int((targets != -100).sum()) for _, targets in parts)
         used = 0
@@ -142,6 +141,12 @@ def warm_up(
         return compute, Cost(flops=used, trained_steps=total)
 
     yield from fit(model, len(rows), settings, prepare)
+
+
+def split_by_length(rows: list[int], length: Callable[[int], int], parts: int) -> list[list[int]]:
+    """Returns the rows of an update in parts of similar lengths, which need less padding."""
+    ordered = sorted(rows, key=length)
+    return [part.tolist() for part in np.array_split(ordered, min(parts, len(ordered)))]
 
 
 def fit(

@@ -26,6 +26,7 @@ from grpo.modalities.shared.models import (
 )
 from grpo.modalities.shared.restoring import place_round
 from grpo.modalities.shared.text_modality import Decoding
+from grpo.modalities.shared.text_policy import pad_rows
 from grpo.modalities.shared.texts import PASS_ERRORS, TOLERANCES, Pairs
 from grpo.modalities.shared.tokenizers import make_marked_tokenizer
 from grpo.modalities.shared.warmup import (
@@ -33,6 +34,7 @@ from grpo.modalities.shared.warmup import (
     WarmupSettings,
     WarmupUpdate,
     fit,
+    split_by_length,
     warmup_settings,
     with_remedy,
 )
@@ -58,6 +60,7 @@ BASE = "policy.base"
 PROBES = ["one", "another longer question"]  # of unequal lengths
 PROBE_STEPS = 4
 PROBE_PIXELS = 64
+PARTS = 2  # of the rows of an update of the warm-up, by length: less padding, few passes
 
 
 class MadeBase:
@@ -228,17 +231,16 @@ def warm_up(
     """
     policy = VisionLanguagePolicy(model, reader, decoding=Decoding(temperature=1.0, max_steps=1))
     tokenizer = reader.tokenizer
-    answers = tokenizer([answer for _, answer in pairs], add_special_tokens=False)["input_ids"]
+    questions = tokenizer([split_prompt(prompt)[1] for prompt, _ in pairs])["input_ids"]
+    answers = [
+        [*answer, tokenizer.eos_token_id]
+        for answer in tokenizer([text for _, text in pairs], add_special_tokens=False)["input_ids"]
+    ]
 
-    def prepare(rows: list[int]) -> tuple[Callable[[], Tensor], Cost]:
+    def collate(rows: list[int]) -> VisionLanguageTrajectory:
         prompt, prompt_mask, images = policy.encode([pairs[row][0] for row in rows])
-        wanted = [[*answers[row], tokenizer.eos_token_id] for row in rows]
-        width = max(map(len, wanted))
-        mask = torch.arange(width) < torch.tensor([len(each) for each in wanted])[:, None]
-        tokens = torch.zeros(mask.shape, dtype=torch.long).masked_scatter(
-            mask, torch.tensor([token for each in wanted for token in each])
-        )
-        batch = VisionLanguageTrajectory(
+        tokens, mask = pad_rows([answers[row] for row in rows], left=False)
+        return VisionLanguageTrajectory(
             group=torch.arange(len(rows)),
             prompt=prompt,
             prompt_mask=prompt_mask,
@@ -246,7 +248,17 @@ def warm_up(
             tokens=tokens,
             mask=mask,
         )
-        return lambda: -policy.log_prob(batch).sum() / mask.sum(), policy.training_cost(batch)
+
+    def prepare(chosen: list[int]) -> tuple[Callable[[], Tensor], Cost]:
+        parts = split_by_length(chosen, lambda row: len(questions[row] + answers[row]), PARTS)
+        batches = [collate(rows) for rows in parts]
+        cost = sum(map(policy.training_cost, batches), Cost())
+
+        def compute() -> Tensor:
+            sums = [policy.log_prob(batch).sum() for batch in batches]
+            return -torch.stack(sums).sum() / cost.trained_steps
+
+        return compute, cost
 
     yield from fit(model, len(pairs), settings, prepare)
 
