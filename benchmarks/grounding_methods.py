@@ -223,5 +223,19 @@ def revisions_table(results: dict[str, Any]) -> str:
     return markdown_table(["arm", "round", *titles, "sum of a group's advantages"], rows)
 
 
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns what the page says of arms after as many rounds, that is, as many groups."""
+    name, runs = "IoU, hard half", results["runs"].values()
+
+    def difference(rounds: int, of_reference: int) -> str:
+        found = [run["revision"][rounds][name] - run[REFERENCE][of_reference][name] for run in runs]
+        return in_words(mean_interval(found), "+.3f")
+
+    return [
+        f"for `revision`, {difference(2, 2)} after two rounds each",
+        f"and {difference(2, 1)} after two rounds against one of `grpo`",
+    ]
+
+
 if __name__ == "__main__":
     main()

@@ -9,7 +9,8 @@ under .work/; remove that folder after a change of code. Writes results/groundin
 """
 
 import random
-from contextlib import chdir
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ SETTINGS = {"prompts": 480, "rollouts": 8}
 OWN, MOVED = "its own", "right, but one object was moved"
 MEASURES = ("shown", "revised", "better", "worse")
 Found = dict[str, dict[str, float]]  # measures by kind of answer
-Answers = tuple[SampledBatch, pd.DataFrame]  # revisions and their rewards
+Answers = tuple[SampledBatch, pd.DataFrame]  # sampled answers and their rewards
+Draw = Callable[[pd.DataFrame, int, Revision | None], Answers]  # of prompts, with a seed
 
 
 def main() -> None:
@@ -76,39 +78,60 @@ def run_seed(seed: int) -> Found:
 
 def measure(params: Parameters, seed: int) -> Found:
     """Returns the measures of both kinds of answers, in a workspace with a base."""
-    base, tasks = Path("artifacts/policies/base"), Path("artifacts/prompts/train.parquet")
+    tasks = Path("artifacts/prompts/train.parquet")
     prompts = read_table(tasks, PROMPTS)
     prompts = prompts.sample(SETTINGS["prompts"], random_state=seed).reset_index(drop=True)
-    template = read_spec()["revised_pairs"]["template"]
-    revision = Revision(share=1.0, template=template, judge=JUDGE)
-    setup = SamplingSetup(
-        params=params, prompts=tasks, purpose="round", round=ROUND, base=base, policy=base
-    )
     wanted = prompts.assign(rollouts=SETTINGS["rollouts"])
     moved = moved_answers(prompts, seed)
+    with sampler(params, ROUND, tasks, Path("artifacts/policies/base")) as draw:
+        own, own_rewards = draw(wanted, derive_seed(seed, OWN), revision())
+        asked = ask_for_revisions(wanted, moved, revision())
+        other, other_rewards = draw(asked, derive_seed(seed, MOVED), None)
+    return {
+        OWN: compare(own.table, own_rewards),
+        MOVED: compare(add_first_answers(other, moved).table, other_rewards),
+    }
+
+
+def revision() -> Revision:
+    """Returns the selection of the arm of that name, for all groups."""
+    template = read_spec()["revised_pairs"]["template"]
+    return Revision(share=1.0, template=template, judge=JUDGE)
+
+
+@contextmanager
+def sampler(params: Parameters, of_round: str, tasks: Path, policy: Path) -> Iterator[Draw]:
+    """Yields a function that samples a policy and judges its answers, in the sampling of a round.
+
+    Args:
+      tasks: The table of prompts, with answers.
+    """
+    setup = SamplingSetup(
+        params=params,
+        prompts=tasks,
+        purpose="round",
+        round=of_round,
+        base=Path("artifacts/policies/base"),
+        policy=policy,
+    )
+    arm = params.find_round(of_round).arm
     with open_executor(make_sampling_work, setup) as executor:
 
-        def draw(asked: pd.DataFrame, kind: str, revision: Revision | None) -> Answers:
+        def draw(asked: pd.DataFrame, seed: int, revision: Revision | None) -> Answers:
             source = executor_source(
                 executor,
-                layout=stored_layout(params, base),
+                layout=stored_layout(params, setup.base),
                 shaping=build_shaping(params),
-                rollouts_per_batch=params.find_arm("revision").sampling.rollouts_per_batch,
+                rollouts_per_batch=params.find_arm(arm).sampling.rollouts_per_batch,
                 profile=None,
                 progress=lambda done, total: None,
                 draws=mode_name(0, 0),
                 revision=revision,
             )
-            scratch = Path(".work") / kind.replace(" ", "_")
-            return source.draw(asked, derive_seed(seed, kind), scratch), source.judge(scratch)
+            scratch = Path(".work") / "answers" / policy.name / str(seed)
+            return source.draw(asked, seed, scratch), source.judge(scratch)
 
-        own, own_rewards = draw(wanted, OWN, revision)
-        asked = ask_for_revisions(wanted, moved, revision)
-        other, other_rewards = draw(asked, MOVED, None)
-    return {
-        OWN: compare(own.table, own_rewards),
-        MOVED: compare(add_first_answers(other, moved).table, other_rewards),
-    }
+        yield draw
 
 
 def moved_answers(prompts: pd.DataFrame, seed: int) -> FirstAnswers:

@@ -148,6 +148,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("gpu", lambda found: gpu_page.claims(found)[2:], "own-model"),
     ("gpu", gpu_page.twins_claims, "../README"),
     ("gpu_before", gpu_page.before_claims, "../CHANGELOG"),
+    ("grounding_methods", grounding_methods.claims, "methods/group_revision"),
     ("from_nothing", lambda found: from_nothing.claims(found)[:1], "../README"),
     ("from_nothing", lambda found: from_nothing.claims(found)[1:], "recipes"),
     ("demo", demo.gap_claims, "results"),

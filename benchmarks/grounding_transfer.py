@@ -1,0 +1,135 @@
+"""Measures what two arms of benchmarks.grounding_methods learn on the prompt that each trains.
+
+python -m benchmarks.grounding_transfer 0 1 2   # runs missing stages, then writes the results
+python -m benchmarks.grounding_transfer         # prints the table of the results
+
+The arm grpo trains questions; the arm revision trains questions that are followed by a first
+answer. Both policies are asked both, on the prompts of the evaluation; the first answers are the
+base's. The runs are under .work/; remove that folder after a change of code. Writes
+results/grounding_transfer.json.
+"""
+
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.demo import ROOT
+from benchmarks.grounding_methods import parameters
+from benchmarks.grounding_revisions import JUDGE, revision, sampler
+from benchmarks.intervals import in_words, mean_interval
+from benchmarks.seeds import record_seeds
+from benchmarks.workspaces import commands_in_order, make_workspace, run_stages
+from grpo.params.parameters import BASE, Parameters, read_params
+from grpo.runtime.artifacts.tables import FIRST_ANSWER, FIRST_SCORE, PROMPTS, SCORE, read_table
+from grpo.runtime.markdown import markdown_table
+from grpo.runtime.seeds import derive_seed
+from grpo.sampling.revision import FirstAnswers, ask_for_revisions
+from grpo.types import Cost
+
+WORK = ROOT / ".work" / "grounding_transfer"
+ARMS = ("grpo", "revision")
+SETTINGS = {"rollouts": 8}
+KINDS = QUESTION, REVISION = "question", "question and first answer"
+IOU = SCORE + "boxes"
+Scores = dict[str, dict[str, float]]  # mean IoU by policy and prompt
+
+
+def main() -> None:
+    """Runs the given seeds and prints the table of all finished seeds."""
+    results = record_seeds(
+        "grounding_transfer", SETTINGS, run_seed, lambda runs: {"summary": summarize(runs)}
+    )
+    print(table(results))
+
+
+def run_seed(seed: int) -> Scores:
+    """Returns the IoU of the base and of both trained policies on both prompts."""
+    params = parameters(seed)
+    params["arms"] = {arm: params["arms"][arm] for arm in ARMS}
+    rounds = params["rounds"].items()
+    params["rounds"] = {name: each for name, each in rounds if each["arm"] in ARMS}
+    workspace = WORK / str(seed)
+    make_workspace(workspace, params)
+    names = {name for name, _, _ in commands_in_order(workspace)}
+    after = {each for each in names if each.startswith(("evaluate", "report", "lineage"))}
+    run_stages(workspace, skipped=after)
+    with chdir(workspace):
+        return measure(read_params(), seed)
+
+
+def measure(params: Parameters, seed: int) -> Scores:
+    """Returns the scores, in a workspace whose rounds have been trained."""
+    tasks = Path("artifacts/prompts/eval.parquet")
+    asked = {QUESTION: read_table(tasks, PROMPTS).assign(rollouts=SETTINGS["rollouts"])}
+    last = {
+        arm: [name for name in params.rounds if params.rounds[name].arm == arm][-1] for arm in ARMS
+    }
+    asked[REVISION] = ask_for_revisions(
+        asked[QUESTION], first_answers(params, last["revision"], tasks, asked[QUESTION]), revision()
+    )
+    scores: Scores = {}
+    for policy, name in {BASE: BASE, **last}.items():
+        of_round = last["revision"] if policy == BASE else name
+        with sampler(params, of_round, tasks, Path("artifacts/policies") / name) as draw:
+            scores[policy] = {
+                kind: float(draw(prompts, derive_seed(seed, kind), None)[1][IOU].mean())
+                for kind, prompts in asked.items()
+            }
+    return scores
+
+
+def first_answers(
+    params: Parameters, of_round: str, tasks: Path, prompts: pd.DataFrame
+) -> FirstAnswers:
+    """Returns an answer of the base to each prompt."""
+    with sampler(params, of_round, tasks, Path("artifacts/policies/base")) as draw:
+        batch, rewards = draw(prompts.assign(rollouts=1), derive_seed(params.seed, "first"), None)
+    table = batch.table.merge(rewards.drop(columns="prompt_id"), on="rollout_id", validate="1:1")
+    is_usable = table["is_finished"] & (table["status"] == "scored")
+    table[FIRST_SCORE] = table[SCORE + JUDGE].where(is_usable)
+    table = table.rename(columns={"text": FIRST_ANSWER}).set_index("prompt_id")
+    return FirstAnswers(table[[FIRST_ANSWER, FIRST_SCORE]], Cost())
+
+
+def summarize(runs: dict[str, Scores]) -> dict[str, Any]:
+    """Returns means over seeds with 95 % t intervals: of the base, of gains, and of differences."""
+    scores = runs.values()
+    summary: dict[str, Any] = {
+        BASE: {kind: mean_interval([run[BASE][kind] for run in scores]) for kind in KINDS}
+    }
+    for arm in ARMS:
+        summary[arm] = {
+            kind: mean_interval([_gain(run, arm, kind) for run in scores]) for kind in KINDS
+        }
+    differences = {
+        "revision, revised - asked": (("revision", REVISION), ("revision", QUESTION)),
+        "revised by revision - asked of grpo": (("revision", REVISION), ("grpo", QUESTION)),
+    }
+    for name, (first, second) in differences.items():
+        summary[name] = mean_interval([_gain(run, *first) - _gain(run, *second) for run in scores])
+    return summary
+
+
+def _gain(scores: Scores, arm: str, kind: str) -> float:
+    return scores[arm][kind] - scores[BASE][kind]
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns the Markdown table of docs/methods/group_revision.md."""
+    found = results["summary"]
+    rows = [["IoU of the base", *(in_words(found[BASE][kind], ".3f") for kind in KINDS)]]
+    for arm in ARMS:
+        rows.append([f"gain of `{arm}`", *(in_words(found[arm][kind], "+.3f") for kind in KINDS)])
+    return markdown_table(["", "asked the question", "asked to revise the base's answer"], rows)
+
+
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns what docs/methods/group_revision.md says of the differences."""
+    own, trained = list(results["summary"].values())[-2:]
+    return [f"by {in_words(own, '+.3f')} more", f"differs by {in_words(trained, '+.3f')}"]
+
+
+if __name__ == "__main__":
+    main()
