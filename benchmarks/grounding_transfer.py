@@ -33,6 +33,10 @@ ARMS = ("grpo", "revision")
 SETTINGS = {"rollouts": 8}
 KINDS = QUESTION, REVISION = "question", "question and first answer"
 IOU = SCORE + "boxes"
+DIFFERENCES = {
+    "its own prompt - the question": (("revision", REVISION), ("revision", QUESTION)),
+    "its own prompt - that of grpo": (("revision", REVISION), ("grpo", QUESTION)),
+}
 Scores = dict[str, dict[str, float]]  # mean IoU by policy and prompt
 
 
@@ -103,11 +107,7 @@ def summarize(runs: dict[str, Scores]) -> dict[str, Any]:
         summary[arm] = {
             kind: mean_interval([_gain(run, arm, kind) for run in scores]) for kind in KINDS
         }
-    differences = {
-        "revision, revised - asked": (("revision", REVISION), ("revision", QUESTION)),
-        "revised by revision - asked of grpo": (("revision", REVISION), ("grpo", QUESTION)),
-    }
-    for name, (first, second) in differences.items():
+    for name, (first, second) in DIFFERENCES.items():
         summary[name] = mean_interval([_gain(run, *first) - _gain(run, *second) for run in scores])
     return summary
 
@@ -127,8 +127,7 @@ def table(results: dict[str, Any]) -> str:
 
 def claims(results: dict[str, Any]) -> list[str]:
     """Returns what docs/methods/group_revision.md says of the differences."""
-    own, trained = list(results["summary"].values())[-2:]
-    return [f"by {in_words(own, '+.3f')} more", f"differs by {in_words(trained, '+.3f')}"]
+    return [in_words(results["summary"][name], "+.3f") for name in DIFFERENCES]
 
 
 if __name__ == "__main__":

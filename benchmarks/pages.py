@@ -25,6 +25,7 @@ from benchmarks import (
     from_nothing,
     grounding_methods,
     grounding_revisions,
+    grounding_transfer,
     iteration_kills,
     memory,
     offpolicy_report,
@@ -138,6 +139,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("grounding_methods", grounding_methods.table, "methods/group_revision"),
     ("grounding_methods", grounding_methods.revisions_table, "methods/group_revision"),
     ("grounding_revisions", grounding_revisions.table, "methods/group_revision"),
+    ("grounding_transfer", grounding_transfer.table, "methods/group_revision"),
 ]
 
 
@@ -149,6 +151,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("gpu", gpu_page.twins_claims, "../README"),
     ("gpu_before", gpu_page.before_claims, "../CHANGELOG"),
     ("grounding_methods", grounding_methods.claims, "methods/group_revision"),
+    ("grounding_transfer", grounding_transfer.claims, "methods/group_revision"),
     ("from_nothing", lambda found: from_nothing.claims(found)[:1], "../README"),
     ("from_nothing", lambda found: from_nothing.claims(found)[1:], "recipes"),
     ("demo", demo.gap_claims, "results"),
