@@ -315,19 +315,19 @@ def test_families_have_the_scores_of_the_base_and_of_the_last_round_of_every_arm
     params = read_yaml(ROOT / "recipes" / "grounding.yaml")
     (tmp_path / "params.yaml").write_text(dump_yaml(params))
     for index, name in enumerate(["base", *params["rounds"]]):
-        rate = {"mean_at_k": index / 8}
+        rate = {"mean_at_k": index / len(params["rounds"])}
         summary = {"by_family": {"one": rate, "count": {"mean_at_k": 1.0}}}
         write_json(tmp_path / "artifacts" / "evaluations" / f"{name}.json", summary)
     found = family_scores(tmp_path)
     assert {name: each["one"]["mean_at_k"] for name, each in found.items()} == {
         "base": 0.0,
-        "grpo": len(params["rounds"]) / 8,
+        "grpo": 1.0,
     }
-    lower = {**found, "grpo": {**found["grpo"], "one": {"mean_at_k": 0.25}}}
+    lower = {**found, "grpo": {**found["grpo"], "one": {"mean_at_k": 0.5}}}
     runs = {"0": {"families": found}, "1": {"families": lower}}
     assert families_table({"runs": runs}, {"mean@4": "mean_at_k"}).splitlines()[2:] == [
         "| count | 1.000 | +0.000 [+0.000, +0.000] |",
-        "| one | 0.000 | +0.500 [-2.677, +3.677] |",  # half the difference times t of one degree
+        "| one | 0.000 | +0.750 [-2.427, +3.927] |",  # half the difference times t of one degree
     ]
 
 
