@@ -60,7 +60,7 @@ BASE = "policy.base"
 PROBES = ["one", "another longer question"]  # of unequal lengths
 PROBE_STEPS = 4
 PROBE_PIXELS = 64
-PARTS = 2  # of the rows of an update of the warm-up, by length: less padding, few passes
+WARMUP_PARTS = 2  # of an update's rows, by length: more pad less but need more passes
 
 
 class MadeBase:
@@ -250,13 +250,16 @@ def warm_up(
         )
 
     def prepare(chosen: list[int]) -> tuple[Callable[[], Tensor], Cost]:
-        parts = split_by_length(chosen, lambda row: len(questions[row] + answers[row]), PARTS)
+        parts = split_by_length(
+            chosen, lambda row: len(questions[row] + answers[row]), WARMUP_PARTS
+        )
         batches = [collate(rows) for rows in parts]
         cost = sum(map(policy.training_cost, batches), Cost())
+        total = sum(int(batch.mask.sum()) for batch in batches)
 
         def compute() -> Tensor:
             sums = [policy.log_prob(batch).sum() for batch in batches]
-            return -torch.stack(sums).sum() / cost.trained_steps
+            return -torch.stack(sums).sum() / total
 
         return compute, cost
 

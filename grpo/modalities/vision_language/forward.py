@@ -116,7 +116,8 @@ class VisionLanguagePasses:
         rows = row.to(state.device)
         hidden = state.index_select(0, rows)[:, None]
         if tokens.shape[1] > 1:
-            if not torch.equal(row, torch.arange(len(prompts.tokens))):  # saves copies in warm-ups
+            # One rollout per prompt, in order: the cache already has these rows.
+            if not torch.equal(row, torch.arange(len(prompts.tokens))):
                 select_rows(cache, rows)
             seen = torch.cat([prompts.mask[row], mask[:, :-1]], dim=1)
             rest = self.read_answers(tokens[:, :-1], seen, start.index_select(0, rows), cache)

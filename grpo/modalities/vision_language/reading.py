@@ -153,7 +153,7 @@ def load_image_processor(directory: Path) -> Any:
 def _join(parts: list[Tensor]) -> Tensor:
     """Returns inputs of several images; those of one split into fewer tiles are padded with 0."""
     if len(parts) == 1:
-        return parts[0]
+        return parts[0]  # of the cache of images: not to be written to
     if parts[0].ndim < 4 or len({each.shape[1:] for each in parts}) == 1:
         return torch.cat(parts)
     shape = [max(sizes) for sizes in zip(*(each.shape[1:] for each in parts))]
