@@ -8,6 +8,7 @@ interruption; remove that folder after a change of code. Writes results/groundin
 docs/grounding_methods.svg.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -88,16 +89,21 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
     return curves
 
 
-def parameters(seed: int) -> dict[str, Any]:
-    """Returns the recipe with this benchmark's arms, rounds and a judge of distances."""
+def parameters(seed: int, arms: Collection[str] | None = None) -> dict[str, Any]:
+    """Returns the recipe with this benchmark's arms, rounds and a judge of distances.
+
+    Args:
+      arms: Their names; None: all.
+    """
     spec = read_spec()
+    chosen = {arm: each for arm, each in spec["arms"].items() if arms is None or arm in arms}
     params: dict[str, Any] = read_content(RECIPE)
-    params |= {"seed": seed, "arms": spec["arms"], "rounds": {}}
+    params |= {"seed": seed, "arms": chosen, "rounds": {}}
     params["task"]["revised_pairs"] = spec["revised_pairs"]
     params["policy"]["base"]["warmup"]["updates"] = spec["warmup_updates"]
     (boxes,) = params["reward"]["judges"]
     params["reward"]["judges"].append({**boxes, "judge": "box_distance", "weight": 0.0})
-    for arm in spec["arms"]:
+    for arm in chosen:
         for index in range(1, spec["rounds"] + 1):
             start = f"{arm}-{index - 1}" if index > 1 else BASE
             params["rounds"][f"{arm}-{index}"] = {"arm": arm, "start": start, "phase": 1}

@@ -65,11 +65,8 @@ def main() -> None:
 
 def run_seed(seed: int) -> Found:
     """Returns the errors of answers and of revisions by the base of a seed."""
-    params = parameters(seed)
-    params["arms"] = {"revision": params["arms"]["revision"]}
-    params["rounds"] = {ROUND: params["rounds"][ROUND]}
     workspace = WORK / str(seed)
-    make_workspace(workspace, params)
+    make_workspace(workspace, parameters(seed, ["revision"]))
     names = {name for name, _, _ in commands_in_order(workspace)}
     run_stages(workspace, skipped=names - set(STAGES))
     with chdir(workspace):

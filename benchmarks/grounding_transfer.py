@@ -9,33 +9,31 @@ base's. The runs are under .work/; remove that folder after a change of code. Wr
 results/grounding_transfer.json.
 """
 
-from contextlib import chdir
+from contextlib import AbstractContextManager, chdir
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from benchmarks.demo import ROOT
 from benchmarks.grounding_methods import parameters
-from benchmarks.grounding_revisions import JUDGE, revision, sampler
+from benchmarks.grounding_revisions import Draw, revision, sampler
 from benchmarks.intervals import in_words, mean_interval
 from benchmarks.seeds import record_seeds
-from benchmarks.workspaces import commands_in_order, make_workspace, run_stages
+from benchmarks.workspaces import make_workspace, run_stages
 from grpo.params.parameters import BASE, Parameters, read_params
-from grpo.runtime.artifacts.tables import FIRST_ANSWER, FIRST_SCORE, PROMPTS, SCORE, read_table
+from grpo.runtime.artifacts.tables import PROMPTS, SCORE, read_table
 from grpo.runtime.markdown import markdown_table
 from grpo.runtime.seeds import derive_seed
-from grpo.sampling.revision import FirstAnswers, ask_for_revisions
-from grpo.types import Cost
+from grpo.sampling.revision import ask_for_revisions, sample_first_answers
 
 WORK = ROOT / ".work" / "grounding_transfer"
 ARMS = ("grpo", "revision")
 SETTINGS = {"rollouts": 8}
 KINDS = QUESTION, REVISION = "question", "question and first answer"
 IOU = SCORE + "boxes"
-DIFFERENCES = {
-    "its own prompt - the question": (("revision", REVISION), ("revision", QUESTION)),
-    "its own prompt - that of grpo": (("revision", REVISION), ("grpo", QUESTION)),
+DIFFERENCES = {  # of gains: the first less the second
+    "revision: revised - asked": (("revision", REVISION), ("revision", QUESTION)),
+    "grpo: asked - revised": (("grpo", QUESTION), ("grpo", REVISION)),
+    "revised by revision - asked of grpo": (("revision", REVISION), ("grpo", QUESTION)),
 }
 Scores = dict[str, dict[str, float]]  # mean IoU by policy and prompt
 
@@ -50,15 +48,10 @@ def main() -> None:
 
 def run_seed(seed: int) -> Scores:
     """Returns the IoU of the base and of both trained policies on both prompts."""
-    params = parameters(seed)
-    params["arms"] = {arm: params["arms"][arm] for arm in ARMS}
-    rounds = params["rounds"].items()
-    params["rounds"] = {name: each for name, each in rounds if each["arm"] in ARMS}
+    params = parameters(seed, ARMS)
     workspace = WORK / str(seed)
     make_workspace(workspace, params)
-    names = {name for name, _, _ in commands_in_order(workspace)}
-    after = {each for each in names if each.startswith(("evaluate", "report", "lineage"))}
-    run_stages(workspace, skipped=after)
+    run_stages(workspace, [f"evaluate@{name}" for name in params["rounds"]] + ["evaluate-base"])
     with chdir(workspace):
         return measure(read_params(), seed)
 
@@ -66,35 +59,27 @@ def run_seed(seed: int) -> Scores:
 def measure(params: Parameters, seed: int) -> Scores:
     """Returns the scores, in a workspace whose rounds have been trained."""
     tasks = Path("artifacts/prompts/eval.parquet")
-    asked = {QUESTION: read_table(tasks, PROMPTS).assign(rollouts=SETTINGS["rollouts"])}
-    last = {
-        arm: [name for name in params.rounds if params.rounds[name].arm == arm][-1] for arm in ARMS
-    }
-    asked[REVISION] = ask_for_revisions(
-        asked[QUESTION], first_answers(params, last["revision"], tasks, asked[QUESTION]), revision()
+    prompts = read_table(tasks, PROMPTS).assign(rollouts=SETTINGS["rollouts"])
+    last = {arm: params.rounds_of(arm)[-1] for arm in ARMS}
+
+    def sampler_of(policy: str) -> AbstractContextManager[Draw]:
+        # Of both arms the rounds sample alike.
+        return sampler(params, last["revision"], tasks, Path("artifacts/policies") / policy)
+
+    with sampler_of(BASE) as draw:
+        batch, rewards = draw(prompts.assign(rollouts=1), derive_seed(seed, "first"), None)
+    first = sample_first_answers(
+        prompts, revision(), sample=lambda _: batch, judge=lambda: rewards, seed=seed
     )
+    asked = {QUESTION: prompts, REVISION: ask_for_revisions(prompts, first, revision())}
     scores: Scores = {}
-    for policy, name in {BASE: BASE, **last}.items():
-        of_round = last["revision"] if policy == BASE else name
-        with sampler(params, of_round, tasks, Path("artifacts/policies") / name) as draw:
-            scores[policy] = {
-                kind: float(draw(prompts, derive_seed(seed, kind), None)[1][IOU].mean())
-                for kind, prompts in asked.items()
+    for name, policy in {BASE: BASE, **last}.items():
+        with sampler_of(policy) as draw:
+            scores[name] = {
+                kind: float(draw(each, derive_seed(seed, kind), None)[1][IOU].mean())
+                for kind, each in asked.items()
             }
     return scores
-
-
-def first_answers(
-    params: Parameters, of_round: str, tasks: Path, prompts: pd.DataFrame
-) -> FirstAnswers:
-    """Returns an answer of the base to each prompt."""
-    with sampler(params, of_round, tasks, Path("artifacts/policies/base")) as draw:
-        batch, rewards = draw(prompts.assign(rollouts=1), derive_seed(params.seed, "first"), None)
-    table = batch.table.merge(rewards.drop(columns="prompt_id"), on="rollout_id", validate="1:1")
-    is_usable = table["is_finished"] & (table["status"] == "scored")
-    table[FIRST_SCORE] = table[SCORE + JUDGE].where(is_usable)
-    table = table.rename(columns={"text": FIRST_ANSWER}).set_index("prompt_id")
-    return FirstAnswers(table[[FIRST_ANSWER, FIRST_SCORE]], Cost())
 
 
 def summarize(runs: dict[str, Scores]) -> dict[str, Any]:
