@@ -231,16 +231,20 @@ def revisions_table(results: dict[str, Any]) -> str:
 
 def claims(results: dict[str, Any]) -> list[str]:
     """Returns what the page says of the hard half after as many rounds, that is, as many groups."""
-    name, runs = "IoU, hard half", results["runs"].values()
+    runs = results["runs"].values()
 
-    def difference(arm: str, of_reference: int) -> str:
-        found = [run[arm][2][name] - run[REFERENCE][of_reference][name] for run in runs]
+    def difference(arm: str, other: str = REFERENCE, rounds: int = 2, part: str = PARTS[1]) -> str:
+        name = f"IoU, {part}"
+        found = [run[arm][2][name] - run[other][rounds][name] for run in runs]
         return in_words(mean_interval(found), "+.3f")
 
     arms = [arm for arm in read_spec()["arms"] if arm != REFERENCE]
     return [
-        *(f"{difference(arm, 2)} for `{arm}`" for arm in arms),
-        f"not above it ({difference('revision', 1)})",
+        *(f"{difference(arm)} for `{arm}`" for arm in arms),
+        f"on all prompts it is {difference('mixed', part=PARTS[0])}",
+        f"not above it ({difference('revision', rounds=1)})",
+        f"`mixed` is above `repaired` by {difference('mixed', 'repaired')}",
+        f"`published` and `repaired` differ by {difference('published', 'repaired')}",
     ]
 
 

@@ -4,8 +4,9 @@ python -m benchmarks.grounding_revisions 0 1 2   # runs missing stages, then wri
 python -m benchmarks.grounding_revisions         # prints the table of the results
 
 The base revises two kinds of answers to the same training prompts: its own, as in training, and
-right answers of which one object was moved, as in its warm-up. Nothing is trained. The bases are
-under .work/; remove that folder after a change of code. Writes results/grounding_revisions.json.
+right answers made wrong as in its warm-up: one object is moved, or the count is off by one. Nothing
+is trained. The bases are those of benchmarks.grounding_methods under .work/; remove that folder
+after a change of code. Writes results/grounding_revisions.json.
 """
 
 import random
@@ -16,13 +17,13 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.demo import ROOT
-from benchmarks.grounding_methods import parameters, read_spec
+from benchmarks.grounding_methods import RECIPE, WORK, parameters, read_spec
 from benchmarks.intervals import in_words, mean_interval
 from benchmarks.seeds import record_seeds
 from benchmarks.workspaces import commands_in_order, make_workspace, run_stages
 from grpo.allocation.selection import Revision
 from grpo.params.parameters import Parameters, read_params
+from grpo.params.recipes import read_content
 from grpo.rewards.box_distance import judge_distance
 from grpo.runtime.artifacts.tables import (
     FIRST_ANSWER,
@@ -44,13 +45,13 @@ from grpo.wiring.policies import mode_name, stored_layout
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from grpo.wiring.shaping import build_shaping
 
-WORK = ROOT / ".work" / "grounding_revisions"
 STAGES = ("check", "prepare", "base")
 ROUND, JUDGE = "revision-1", "box_distance"
 SETTINGS = {"prompts": 480, "rollouts": 8}
-OWN, MOVED = "its own", "right, but one object was moved"
-MEASURES = ("shown", "revised", "better", "worse")
-Found = dict[str, dict[str, float]]  # measures by kind of answer
+OWN, NEAR = "its own", "a near miss"
+ALL, FILLED, OUTLINED, COUNTS = "all", "filled shapes", "outlined shapes", "counts"
+MEASURES = ("shown", "revised", "better", "equal", "worse")
+Found = dict[str, dict[str, dict[str, float]]]  # measures by kind of answer and group of prompts
 Answers = tuple[SampledBatch, pd.DataFrame]  # sampled answers and their rewards
 Draw = Callable[[pd.DataFrame, int, Revision | None], Answers]  # of prompts, with a seed
 
@@ -66,7 +67,7 @@ def main() -> None:
 def run_seed(seed: int) -> Found:
     """Returns the errors of answers and of revisions by the base of a seed."""
     workspace = WORK / str(seed)
-    make_workspace(workspace, parameters(seed, ["revision"]))
+    make_workspace(workspace, parameters(seed))
     names = {name for name, _, _ in commands_in_order(workspace)}
     run_stages(workspace, skipped=names - set(STAGES))
     with chdir(workspace):
@@ -79,15 +80,25 @@ def measure(params: Parameters, seed: int) -> Found:
     prompts = read_table(tasks, PROMPTS)
     prompts = prompts.sample(SETTINGS["prompts"], random_state=seed).reset_index(drop=True)
     wanted = prompts.assign(rollouts=SETTINGS["rollouts"])
-    moved = moved_answers(prompts, seed)
+    near = near_misses(prompts, seed)
     with sampler(params, ROUND, tasks, Path("artifacts/policies/base")) as draw:
         own, own_rewards = draw(wanted, derive_seed(seed, OWN), revision())
-        asked = ask_for_revisions(wanted, moved, revision())
-        other, other_rewards = draw(asked, derive_seed(seed, MOVED), None)
+        asked = ask_for_revisions(wanted, near, revision())
+        other, other_rewards = draw(asked, derive_seed(seed, NEAR), None)
+    families = read_content(RECIPE)["task"]["families"].items()
+    group_by_family = {name: group_of(family) for name, family in families}
+    groups = prompts.set_index("prompt_id")["family"].map(group_by_family)
     return {
-        OWN: compare(own.table, own_rewards),
-        MOVED: compare(add_first_answers(other, moved).table, other_rewards),
+        OWN: compare(own.table, own_rewards, groups),
+        NEAR: compare(add_first_answers(other, near).table, other_rewards, groups),
     }
+
+
+def group_of(family: dict[str, Any]) -> str:
+    """Returns the group of a family of prompts; the warm-up never shows outlined shapes."""
+    if family["question"] == "count":
+        return COUNTS
+    return OUTLINED if family["style"] == "outlined" else FILLED
 
 
 def revision() -> Revision:
@@ -131,10 +142,10 @@ def sampler(params: Parameters, of_round: str, tasks: Path, policy: Path) -> Ite
         yield draw
 
 
-def moved_answers(prompts: pd.DataFrame, seed: int) -> FirstAnswers:
-    """Returns right answers of which one object was moved, as the warm-up moves them."""
+def near_misses(prompts: pd.DataFrame, seed: int) -> FirstAnswers:
+    """Returns right answers that were made wrong as in the warm-up."""
     shift = read_spec()["revised_pairs"]["shift"]
-    chooser = random.Random(f"{seed} moved")
+    chooser = random.Random(f"{seed} near")
     texts, scores = [], []
     for task in tasks_by_prompt(prompts).values():
         text = spoil(task.answer, int(str(task.entry["pixels"])), shift, chooser)
@@ -144,35 +155,50 @@ def moved_answers(prompts: pd.DataFrame, seed: int) -> FirstAnswers:
     return FirstAnswers(table, Cost())
 
 
-def compare(revised: pd.DataFrame, rewards: pd.DataFrame) -> dict[str, float]:
+def compare(
+    revised: pd.DataFrame, rewards: pd.DataFrame, groups: pd.Series
+) -> dict[str, dict[str, float]]:
     """Returns the mean errors of shown answers and of revisions, and how these differ."""
     both = revised.merge(rewards.drop(columns="prompt_id"), on="rollout_id", validate="1:1")
     both = both[both[FIRST_SCORE].notna()]
     before, after = both[FIRST_SCORE], both[SCORE + JUDGE]
-    return {
-        "shown": float(1 - before.mean()),
-        "revised": float(1 - after.mean()),
-        "better": float((after > before).mean()),
-        "worse": float((after < before).mean()),
-    }
+    measured = pd.DataFrame(
+        {
+            "shown": 1 - before,
+            "revised": 1 - after,
+            "better": after > before,
+            "equal": after == before,
+            "worse": after < before,
+        }
+    ).astype(float)
+    by_group = measured.groupby(both["prompt_id"].map(groups)).mean()
+    by_group.loc[ALL] = measured.mean()
+    return {str(group): by_group.loc[group].to_dict() for group in by_group.index}
 
 
 def summarize(runs: dict[str, Found]) -> dict[str, Any]:
     """Returns means over seeds with 95 % t intervals."""
     return {
-        kind: {name: mean_interval([run[kind][name] for run in runs.values()]) for name in MEASURES}
-        for kind in (OWN, MOVED)
+        kind: {
+            group: {
+                name: mean_interval([run[kind][group][name] for run in runs.values()])
+                for name in MEASURES
+            }
+            for group in (ALL, FILLED, OUTLINED, COUNTS)
+        }
+        for kind in (OWN, NEAR)
     }
 
 
 def table(results: dict[str, Any]) -> str:
     """Returns the Markdown table of docs/methods/group_revision.md."""
     rows = [
-        [kind, *(in_words(found[name], ".3f") for name in MEASURES)]
+        [kind, group, *(in_words(measures[name], ".3f") for name in MEASURES)]
         for kind, found in results["summary"].items()
+        for group, measures in found.items()
     ]
-    titles = ["the answer shown", "its error", "error of revisions", "better", "worse"]
-    return markdown_table(titles, rows)
+    titles = ["the answer shown", "prompts", "its error", "error of revisions"]
+    return markdown_table([*titles, "better", "equal", "worse"], rows)
 
 
 if __name__ == "__main__":

@@ -154,5 +154,46 @@ def translation(results: dict[str, Any]) -> list[str]:
         *durations(results),
         f"at {percent_of_flops(results, 'sgpo', 'uniform')} % of its FLOPs",
         *gains,
+        *_by_language(metrics),
         *(f"| {name} | {' | '.join(row)} |" for name, row in zip(LANGUAGES.values(), corpora)),
+    ]
+
+
+def _by_language(metrics: dict[str, Any]) -> list[str]:
+    """Returns how greedy chrF++ of each corpus changes, and how far beam search is from it."""
+    greedy = {
+        seed: {
+            language: [
+                arm["corpus"]["greedy"][language]["chrf"] - base["chrf"]
+                for arm in each["arms"].values()
+            ]
+            for language, base in each["base"]["corpus"]["greedy"].items()
+        }
+        for seed, each in metrics.items()
+    }
+    of_corpora = {seed: each["arms"]["sgpo"]["corpus"] for seed, each in metrics.items()}
+    beam = {
+        language: [
+            each["beam"][language]["chrf"] - each["greedy"][language]["chrf"]
+            for each in of_corpora.values()
+        ]
+        for language in ("tr", "ja")
+    }
+    others = [
+        change
+        for each in greedy.values()
+        for language, changes in each.items()
+        if language not in ("tr", "ja")
+        for change in changes
+    ]
+    turkish = [change for each in greedy.values() for change in each["tr"]]
+    japanese = [f"{span(each['ja'], '+.2f')} on seed {seed}" for seed, each in greedy.items()]
+    return [
+        f"most in Turkish, {span(turkish, '+.2f')}",
+        f"In Japanese it gains {listed(japanese)}",
+        f"in the other languages it changes by {span(others, '+.2f')}",
+        *(
+            f"({listed([format(each, '+.2f') for each in beam[language]])}"
+            for language in ("tr", "ja")
+        ),
     ]
