@@ -103,7 +103,10 @@ def main(
     found = unscored(judged["sampled"].rewards)
     if scorers := corpus_scorers(params):
         summary["corpus"] = {
-            kind: score_corpora(each.table, table, scorers) for kind, each in batches.items()
+            kind: score_corpora(
+                each.table, table, scorers, answer_pattern=params.reward.answer_pattern
+            )
+            for kind, each in batches.items()
         }
     write_json(out, {**summary, **found, "cost": asdict(cost)})
     scratch.clear()

@@ -39,7 +39,7 @@ def _measure(rollouts: pd.DataFrame, judge: str) -> Revised:
     revised = rollouts[rollouts[FIRST_SCORE].notna()]
     return Revised(
         asked=float(is_asked.mean()),
-        malformed=float((is_asked & ~has_score).sum() / is_asked.sum()),
+        malformed=float((~has_score)[is_asked].mean()),
         first_error=float(1 - groups[FIRST_SCORE].mean()),
         error=float(1 - revised[SCORE + judge].mean()),
         better=float((revised[SCORE + judge] > revised[FIRST_SCORE]).mean()),

@@ -5,6 +5,7 @@ Reads numbers in words and dates. Needs words2num2 and dateparser, an extra
 """
 
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 from grpo.errors import MissingExtraError, ParameterError
@@ -35,7 +36,7 @@ def load(inputs: JudgeInputs) -> AnswerJudge:
 def read_back(answer: str, task: Task) -> float:
     """Returns 1.0 if the answer is the source's number or date in its language, else 0.0.
 
-    A weekday is not read.
+    A weekday is not read; an ordinal, as third, is read as its number.
 
     Raises:
       ValueError: If the answer is not a number in words, or a date, of that language.
@@ -52,7 +53,7 @@ def read_back(answer: str, task: Task) -> float:
     )
 
 
-def _read_number(answer: str, language: str) -> int:
+def _read_number(answer: str, language: str) -> int | float | Decimal:
     """Returns a number in words. Digits are no words: they are read alike in every language."""
     # Imported here, as below: an extra, which `grpo check` does not need.
     import words2num2
@@ -61,20 +62,27 @@ def _read_number(answer: str, language: str) -> int:
     if any(each.isdigit() for each in answer):
         raise ValueError("a number must be in words, has digits")
     try:
-        return int(library.words2num(answer, lang=language))
+        number: int | float | Decimal = library.words2num(answer, lang=language)
     except library.Words2NumError as error:
         raise ValueError(str(error)) from None
+    return number
 
 
 def _read_date(answer: str, language: str) -> date:
-    """Returns a date with its month in words, because 1996-09-16 is read in every language."""
+    """Returns a date in words. 1996-09-16, also with UTC or T behind it, is read in every language.
+
+    Finnish and Georgian share no word of a date with other languages: what one of them reads, too,
+    has no word of its language.
+    """
     import dateparser
 
     library: Any = dateparser
-    if not any(each.isalpha() for each in answer):
-        raise ValueError("a date must have words, has digits only")
+
+    def parse(of_language: str) -> Any:
+        return library.parse(answer, languages=[of_language], settings=ALL_PARTS)
+
     try:
-        found = library.parse(answer, languages=[language], settings=ALL_PARTS)
+        found = parse(language)
     except ValueError as error:
         raise ParameterError(
             f"{PARAMS}: the judge back_parsing must have languages whose dates dateparser "
@@ -82,6 +90,8 @@ def _read_date(answer: str, language: str) -> date:
         ) from None
     if found is None:
         raise ValueError(f"no date of the language {language}")
+    if found == parse("ka" if language == "fi" else "fi"):
+        raise ValueError(f"a date must have words of the language {language}")
     return date(found.year, found.month, found.day)
 
 

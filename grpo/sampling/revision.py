@@ -13,6 +13,10 @@ from grpo.sampling.rollouts import SampledBatch
 from grpo.schema import ANSWER
 from grpo.types import Cost
 
+NO_ANSWERS = pd.DataFrame(
+    {FIRST_ANSWER: pd.Series(dtype=object), FIRST_SCORE: pd.Series(dtype=float)}
+)
+
 
 class FirstAnswers(NamedTuple):
     """The first answers of a round, and what sampling them cost."""
@@ -29,7 +33,7 @@ def sample_first_answers(
     judge: Callable[[], pd.DataFrame],
     seed: int,
 ) -> FirstAnswers:
-    """Returns a first answer to each prompt of a random `share`.
+    """Returns a first answer to each prompt of a random `share`, rounded at random if not whole.
 
     Its score is NaN if its status is not `scored`, or it did not end: the group is then sampled
     from the prompt itself.
@@ -39,8 +43,11 @@ def sample_first_answers(
       sample: Samples `rollouts` of each prompt.
       judge: Returns the rewards of what `sample` sampled, schema REWARDS.
     """
-    count = max(1, round(revision.share * len(prompts)))
-    chosen = np.random.default_rng(seed).permutation(len(prompts)) < count
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(prompts))
+    chosen = order + rng.random() < revision.share * len(prompts)
+    if not chosen.any():
+        return FirstAnswers(NO_ANSWERS, Cost())
     batch = sample(prompts[chosen].assign(rollouts=1).reset_index(drop=True))
     first = batch.table.merge(judge().drop(columns="prompt_id"), on="rollout_id", validate="1:1")
     is_usable = first["is_finished"] & (first["status"] == "scored")

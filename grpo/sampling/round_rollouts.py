@@ -162,7 +162,8 @@ def executor_source(
             prompts,
             revision,
             sample=lambda asked: sample(asked, derive_seed(seed, "first"), place),
-            judge=lambda: judge_all(place),
+            # Kept, because the groups sampled next depend on it.
+            judge=lambda: judge_all(place, keep_unjudged=True),
             seed=derive_seed(seed, "revise"),
         )
         asked = ask_for_revisions(prompts, first, revision)
@@ -179,9 +180,14 @@ def executor_source(
             progress=progress,
         )
 
-    def judge_all(scratch: Path) -> pd.DataFrame:
-        stored = stored_batches(scratch)
-        return judge_stored(executor, stored, shaping, scratch=scratch / "judged").rewards
+    def judge_all(scratch: Path, *, keep_unjudged: bool = False) -> pd.DataFrame:
+        return judge_stored(
+            executor,
+            stored_batches(scratch),
+            shaping,
+            scratch=scratch / "judged",
+            keep_unjudged=keep_unjudged,
+        ).rewards
 
     def judge(scratch: Path) -> pd.DataFrame:
         rewards = judge_all(scratch)

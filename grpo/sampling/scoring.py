@@ -27,7 +27,7 @@ from grpo.runtime.artifacts.tables import (
     read_table,
 )
 from grpo.runtime.executors.base import Executor, Job, Skill
-from grpo.sampling.judging import JointJudge, LimitedJudge, TextJudge
+from grpo.sampling.judging import JointJudge, LimitedJudge, TextJudge, find_answer
 from grpo.sampling.outcomes import Outcome
 from grpo.sampling.shaping import DECIDED, Shaping, reward_rollouts
 
@@ -60,6 +60,7 @@ def judge_stored(
     *,
     scratch: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    keep_unjudged: bool = False,
 ) -> Judged:
     """Judges stored rollouts shard by shard and returns the results in order.
 
@@ -68,6 +69,8 @@ def judge_stored(
       stored: Directories that `grpo.sampling.rollouts.write_batch` wrote.
       scratch: Directory of finished shards.
       progress: Called with the number of finished shards and the total.
+      keep_unjudged: Whether the work goes on if no rollout was judged; else the stage ends
+        (`require_judged`), and a rerun judges again, e.g. by a server that was mended.
     """
     orders = [
         {"rollouts": str(each), "start": start, "end": start + ROLLOUTS_PER_SHARD}
@@ -80,8 +83,8 @@ def judge_stored(
     shards = [read_json(job.out / SHARD) for job in jobs]
     texts = [text for shard in shards for text in shard["texts"]]
     scores = [row for shard in shards for row in shard["scores"]]
-    if all(row["status"] in NOT_JUDGED for row in scores):  # the stage ends, see `require_judged`
-        for job in jobs:  # a rerun judges them again, e.g. by a server that was mended
+    if not keep_unjudged and all(row["status"] in NOT_JUDGED for row in scores):
+        for job in jobs:
             remove(job.out)
     return _judged(texts, scores, shaping)
 
@@ -199,15 +202,24 @@ def score_rollouts(
 
 
 def score_corpora(
-    rollouts: pd.DataFrame, prompts: pd.DataFrame, scorers: Sequence[CorpusScorer]
+    rollouts: pd.DataFrame,
+    prompts: pd.DataFrame,
+    scorers: Sequence[CorpusScorer],
+    *,
+    answer_pattern: str | None,
 ) -> dict[str, dict[str, float]]:
-    """Returns the scores of all texts of a family together, by family and name.
+    """Returns the scores of all answers of a family together, by family and name.
 
     Args:
       rollouts: Schema ROLLOUTS.
       prompts: Schema PROMPTS.
+      answer_pattern: See `find_answer`; a text without a match has an empty answer. None: an
+        answer is the whole text.
     """
-    pairs = [*zip(rollouts["text"], _tasks_of(rollouts, tasks_by_prompt(prompts)))]
+    answers = [*rollouts["text"]]
+    if answer_pattern is not None:
+        answers = [find_answer(text, answer_pattern) or "" for text in answers]
+    pairs = [*zip(answers, _tasks_of(rollouts, tasks_by_prompt(prompts)))]
     scores: dict[str, dict[str, float]] = {}
     for family in sorted({task.family for _, task in pairs}):
         texts, asked = zip(*(each for each in pairs if each[1].family == family))

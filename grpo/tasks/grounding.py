@@ -162,6 +162,13 @@ class RevisedPairs(Strict):
     shift: Positive  # pixels, at most; a wrong first answer has an object that is moved
     template: Annotated[str, Field(min_length=1)]  # as in the arm's selection
 
+    @field_validator("template")
+    @classmethod
+    def _has_a_place(cls, template: str) -> str:
+        if ANSWER not in template:
+            raise ValueError(f"must contain {ANSWER}, got {template!r}")
+        return template
+
 
 class GroundingTask(Task):
     """Scenes of shapes with referring expressions; no scene is in two parts."""
@@ -232,7 +239,13 @@ class GroundingTask(Task):
             raise ParameterError(
                 f"{PARAMS}: task.families must have a family with pairs known and warmup above 0"
             )
-        return {name: round(count * self.families[name].warmup / total) for name in names}
+        counts = {name: round(count * self.families[name].warmup / total) for name in names}
+        if not any(counts.values()):
+            raise ParameterError(
+                f"{PARAMS}: policy.base.warmup.prompts must be larger, got {count}: no family of "
+                "task.families gets one"
+            )
+        return counts
 
 
 class _Maker:

@@ -546,6 +546,11 @@ def test_a_rollout_without_boxes_leaves_the_answer_alone(text: str):
     assert draw_objects(png(0), "4 4 20 20", text) == draw_objects(png(0), "4 4 20 20", "")
 
 
+@pytest.mark.parametrize("text", ["10 10 10.1 20", "10 10 20 10.1", "0 0 0.01 0.01"])
+def test_a_box_that_is_thinner_than_a_pixel_is_drawn(text: str):
+    assert draw_objects(png(0), "4 4 20 20", text) != draw_objects(png(0), "4 4 20 20", "")
+
+
 CHAT = (
     "{% for message in messages %}User: {% for each in message['content'] %}"
     "{% if each['type'] == 'image' %}<vision_start> <image> <vision_end>"

@@ -86,10 +86,10 @@ def test_corpora_of_families_are_scored_as_sacrebleu_does():
         }
     )
     texts = [asked[index - index % 2].answer for index in range(len(asked))]
-    rollouts = prompts[["prompt_id"]].assign(text=[f"{each}\n" for each in texts])
+    rollouts = prompts[["prompt_id"]].assign(text=[f"work#{each}\n" for each in texts])
     scorer = find_judge("chrf").score_corpus
     assert scorer is not None
-    found = score_corpora(rollouts, prompts, [scorer])
+    found = score_corpora(rollouts, prompts, [scorer], answer_pattern="(?s)^work#(.*)$")
     assert found.keys() == {"es", "ja"}
     for family, tokens in (("es", "13a"), ("ja", "char")):
         rows = [index for index, each in enumerate(asked) if each.family == family]
@@ -145,6 +145,15 @@ def test_dates_in_the_asked_language_earn_more_than_copies_and_other_languages()
         )
         assert own > 0.7
         assert max(copied, others) < 0.1
+
+
+def test_the_language_of_a_whole_text_counts():
+    """By default the library reads the first 80 characters only."""
+    task = Task(family="fi", prompt=">>fi<< x", answer="", entry={"language": "fi"})
+    finnish = "Tämä on melko pitkä suomenkielinen lause, jossa kerrotaan talven säästätäällä. "
+    english = "And this is a longer text in English, which says nothing about the weather. "
+    assert judge("language")(finnish, task) > 0.9
+    assert judge("language")(finnish + 5 * english, task) < 0.5
 
 
 def test_the_tag_of_a_prompt_names_the_language_if_its_entry_does_not():

@@ -1,5 +1,6 @@
 """First answers: which groups revise them, what they see, and what a revision improves."""
 
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -23,10 +24,12 @@ from grpo.runtime.artifacts.tables import ROLLOUTS, validate
 from grpo.runtime.executors.base import Local, Work
 from grpo.sampling.drawing import sampling_skill
 from grpo.sampling.judging import TextJudge
+from grpo.sampling.revision import sample_first_answers
 from grpo.sampling.rollouts import SampledBatch, read_batch
 from grpo.sampling.round_rollouts import draw_round, executor_source
 from grpo.sampling.scoring import judging_skill
 from grpo.sampling.shaping import Shaping, Share, improvements
+from grpo.types import Cost
 from tests.modalities.tiny import tiny_policy
 
 CANDIDATES = pd.DataFrame(
@@ -127,6 +130,19 @@ def test_where_every_first_answer_is_malformed_it_is_the_plain_round_to_the_byte
         assert torch.equal(revised.tensors[name], tensor)
 
 
+def crash(answer: str, task: Task) -> float:
+    raise RuntimeError("out of order")
+
+
+def test_what_judges_said_of_first_answers_holds_after_an_interruption(tmp_path: Path):
+    """A mended judge would ask for revisions, beside stored groups of the plain prompts."""
+    whole = draw(tmp_path, REVISE, crash)
+    assert whole.table["first_score"].isna().all()
+    for batch in sorted(tmp_path.glob("batch-*"))[1:]:
+        shutil.rmtree(batch)
+    pd.testing.assert_frame_equal(draw(tmp_path, REVISE, grade).table, whole.table)
+
+
 def test_first_answers_count_in_the_cost(tmp_path: Path):
     """One rollout more per prompt, so the steps of the groups plus those of the first answers."""
     batch = draw(tmp_path, REVISE, refuse)
@@ -143,6 +159,40 @@ def test_a_share_of_the_groups_revises(tmp_path: Path, share: float):
     assert chosen.sum() == round(share * len(CANDIDATES))
     other = first_of(draw(tmp_path / "b", selection, seed=1))["first_answer"].notna()
     assert (chosen != other).any()
+
+
+def test_a_share_of_small_draws_revises_on_average(tmp_path: Path):
+    """Draws of one prompt revise with a chance of `share`: within 4 standard errors."""
+    revision = revise_first_answers("grade", share=0.1, template=TEMPLATE).revision
+    assert revision is not None
+
+    class Asked(Exception):
+        pass
+
+    def sample(prompts: pd.DataFrame) -> SampledBatch:
+        raise Asked
+
+    count, draws = 0, 2000
+    for seed in range(draws):
+        try:
+            first = sample_first_answers(
+                CANDIDATES[:1], revision, sample=sample, judge=pd.DataFrame, seed=seed
+            )
+            assert first.table.empty
+            assert first.cost == Cost()
+        except Asked:
+            count += 1
+    assert abs(count / draws - 0.1) < 4 * (0.1 * 0.9 / draws) ** 0.5
+
+
+def test_draws_without_a_first_answer_are_those_of_the_prompts(tmp_path: Path):
+    revised = draw(
+        tmp_path / "a",
+        compose(revise_first_answers("grade", share=0.01), resample_uniform_groups(3, 3, 1)),
+    )
+    plain = draw(tmp_path / "b", resample_uniform_groups(3, 3, 1))
+    assert revised.table["first_answer"].isna().all()
+    pd.testing.assert_frame_equal(revised.table[[*plain.table]], plain.table)
 
 
 def test_a_round_that_is_drawn_again_is_the_same_and_comes_back_from_disk(tmp_path: Path):

@@ -249,6 +249,11 @@ def test_the_same_seed_asks_the_same_and_another_something_else():
             "warmup above 0",
         ),
         (
+            {"families": {name: {**PLAIN, "question": name} for name in ("one", "point", "count")}},
+            WARMUP.model_copy(update={"prompts": 1}),
+            r"policy\.base\.warmup\.prompts must be larger, got 1",
+        ),
+        (
             {},
             TextWarmup(
                 **WARMUP.model_dump(), answer_mark="#", worked_fraction=0.0, wrong_fraction=0.0
@@ -266,6 +271,7 @@ def test_what_cannot_be_asked_is_one_line(changes: dict[str, Any], warmup: Any, 
     "changes",
     [
         {"held_out_pairs": ["pink circle"]},
+        {"revised_pairs": {"share": 0.3, "right": 0.3, "shift": 6, "template": "no place"}},
         {"families": {"one": {**PLAIN, "question": "one", "min_objects": 6}}},
     ],
 )

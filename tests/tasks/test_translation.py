@@ -193,6 +193,38 @@ def test_copies_other_languages_and_other_numbers_earn_nothing():
             with_nothing(other["answer"], task)
 
 
+NUMBER_3 = {"kind": "numbers", "number": 3}
+DATE = {"kind": "dates", "date": "1996-09-16"}
+
+
+@pytest.mark.parametrize(
+    ("language", "entry", "right", "wrong"),
+    [
+        ("de", NUMBER_3, "drei", ["drei Komma fünf", "3"]),
+        ("en", NUMBER_3, "three", ["three point five"]),
+        ("fi", NUMBER_3, "kolme", ["kolme pilkku viisi"]),
+        ("de", DATE, "16. September 1996", ["1996-09-16T", "1996-09-16 UTC", "16 9 1996 Z"]),
+        ("fi", DATE, "16. syyskuuta 1996", ["1996-09-16T00:00", "1996-09-16 1:00 am"]),
+        ("ja", DATE, "1996年9月16日", ["1996-09-16T", "16 9 1996 Z"]),
+        ("ka", DATE, "16 სექტემბერი, 1996", ["1996-09-16 UTC"]),
+    ],
+)
+def test_fractions_and_dates_of_no_language_earn_nothing(
+    language: str, entry: dict[str, Any], right: str, wrong: list[str]
+):
+    entry = {**entry, "language": language}
+    task = Asked(family=language, prompt=f">>{language}<< x", answer=right, entry=entry)
+    assert read_back(right, task) == 1.0
+    for each in wrong:
+        with_nothing(each, task)
+
+
+@pytest.mark.parametrize("language", ["swe", "est"])
+def test_a_code_that_num2words2_takes_for_another_language_is_refused(language: str):
+    with pytest.raises(ParameterError, match=rf"task\.languages\.{language} must be a language"):
+        tables(None, kinds={"numbers": 1.0}, languages=clean(language))
+
+
 def with_nothing(answer: str, task: Asked) -> None:
     with suppress(ValueError):  # unparsable
         assert read_back(answer, task) == 0.0, (answer, task)

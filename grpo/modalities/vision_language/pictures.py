@@ -75,4 +75,5 @@ def _draw_object(pen: Any, numbers: list[float], color: tuple[int, int, int]) ->
         return
     left, top, right, bottom = numbers
     if left < right and top < bottom:
-        pen.rectangle((left, top, right - 1, bottom - 1), outline=color, width=2)
+        corner = (max(left, right - 1), max(top, bottom - 1))  # a box may be thinner than a pixel
+        pen.rectangle((left, top, *corner), outline=color, width=2)
