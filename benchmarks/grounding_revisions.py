@@ -47,9 +47,11 @@ from grpo.wiring.shaping import build_shaping
 
 STAGES = ("check", "prepare", "base")
 ROUND, JUDGE = "revision-1", "box_distance"
-SETTINGS = {"prompts": 480, "rollouts": 8}
+PROMPTS_SHOWN, ROLLOUTS = 480, 8
 OWN, NEAR = "its own", "a near miss"
 ALL, FILLED, OUTLINED, COUNTS = "all", "filled shapes", "outlined shapes", "counts"
+GROUPS = (ALL, FILLED, OUTLINED, COUNTS)
+SETTINGS = {"prompts": PROMPTS_SHOWN, "rollouts": ROLLOUTS, "groups": [*GROUPS]}
 MEASURES = ("shown", "revised", "better", "equal", "worse")
 Found = dict[str, dict[str, dict[str, float]]]  # measures by kind of answer and group of prompts
 Answers = tuple[SampledBatch, pd.DataFrame]  # sampled answers and their rewards
@@ -78,8 +80,8 @@ def measure(params: Parameters, seed: int) -> Found:
     """Returns the measures of both kinds of answers, in a workspace with a base."""
     tasks = Path("artifacts/prompts/train.parquet")
     prompts = read_table(tasks, PROMPTS)
-    prompts = prompts.sample(SETTINGS["prompts"], random_state=seed).reset_index(drop=True)
-    wanted = prompts.assign(rollouts=SETTINGS["rollouts"])
+    prompts = prompts.sample(PROMPTS_SHOWN, random_state=seed).reset_index(drop=True)
+    wanted = prompts.assign(rollouts=ROLLOUTS)
     near = near_misses(prompts, seed)
     with sampler(params, ROUND, tasks, Path("artifacts/policies/base")) as draw:
         own, own_rewards = draw(wanted, derive_seed(seed, OWN), revision())
@@ -184,7 +186,7 @@ def summarize(runs: dict[str, Found]) -> dict[str, Any]:
                 name: mean_interval([run[kind][group][name] for run in runs.values()])
                 for name in MEASURES
             }
-            for group in (ALL, FILLED, OUTLINED, COUNTS)
+            for group in GROUPS
         }
         for kind in (OWN, NEAR)
     }
