@@ -21,7 +21,7 @@ from benchmarks.demo import ROOT
 from benchmarks.figures import save_figure
 from benchmarks.intervals import in_words, mean_interval
 from benchmarks.seeds import record_seeds
-from benchmarks.workspaces import make_workspace, run_stages
+from benchmarks.workspaces import commands_in_order, make_workspace, run_stages
 from grpo.params.parameters import BASE, read_params
 from grpo.params.recipes import read_content
 from grpo.params.yaml import parse_yaml
@@ -89,21 +89,28 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
     return curves
 
 
-def parameters(seed: int, arms: Collection[str] | None = None) -> dict[str, Any]:
-    """Returns the recipe with this benchmark's arms, rounds and a judge of distances.
+def train_arms(seed: int, arms: Collection[str] = ()) -> Path:
+    """Runs a seed's base and arms, without evaluations, and returns the workspace of `run_seed`."""
+    params = parameters(seed)
+    workspace = WORK / str(seed)
+    make_workspace(workspace, params)
+    wanted = {*arms, *(name for name, each in params["rounds"].items() if each["arm"] in arms)}
+    names = [name for name, _, _ in commands_in_order(workspace)]
+    of_others = [name for name in names if "@" in name and name.partition("@")[2] not in wanted]
+    run_stages(workspace, {*of_others, *(name for name in names if name.startswith("evaluate"))})
+    return workspace
 
-    Args:
-      arms: Their names; None: all.
-    """
+
+def parameters(seed: int) -> dict[str, Any]:
+    """Returns the recipe with this benchmark's arms, rounds and a judge of distances."""
     spec = read_spec()
-    chosen = {arm: each for arm, each in spec["arms"].items() if arms is None or arm in arms}
     params: dict[str, Any] = read_content(RECIPE)
-    params |= {"seed": seed, "arms": chosen, "rounds": {}}
+    params |= {"seed": seed, "arms": spec["arms"], "rounds": {}}
     params["task"]["revised_pairs"] = spec["revised_pairs"]
     params["policy"]["base"]["warmup"]["updates"] = spec["warmup_updates"]
     (boxes,) = params["reward"]["judges"]
     params["reward"]["judges"].append({**boxes, "judge": "box_distance", "weight": 0.0})
-    for arm in chosen:
+    for arm in spec["arms"]:
         for index in range(1, spec["rounds"] + 1):
             start = f"{arm}-{index - 1}" if index > 1 else BASE
             params["rounds"][f"{arm}-{index}"] = {"arm": arm, "start": start, "phase": 1}

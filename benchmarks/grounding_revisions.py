@@ -1,7 +1,7 @@
 """Measures whether the base of benchmarks.grounding_methods improves an answer that it is shown.
 
-python -m benchmarks.grounding_revisions 0 1 2   # runs missing stages, then writes the results
-python -m benchmarks.grounding_revisions         # prints the table of the results
+python -m benchmarks.grounding_revisions 0 1 2 3 4   # runs missing stages, then writes the results
+python -m benchmarks.grounding_revisions             # prints the table of the results
 
 The base revises two kinds of answers to the same training prompts: its own, as in training, and
 right answers made wrong as in its warm-up: one object is moved, or the count is off by one. Nothing
@@ -17,10 +17,9 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.grounding_methods import RECIPE, WORK, parameters, read_spec
+from benchmarks.grounding_methods import RECIPE, read_spec, train_arms
 from benchmarks.intervals import in_words, mean_interval
 from benchmarks.seeds import record_seeds
-from benchmarks.workspaces import commands_in_order, make_workspace, run_stages
 from grpo.allocation.selection import Revision
 from grpo.params.parameters import Parameters, read_params
 from grpo.params.recipes import read_content
@@ -45,7 +44,6 @@ from grpo.wiring.policies import mode_name, stored_layout
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from grpo.wiring.shaping import build_shaping
 
-STAGES = ("check", "prepare", "base")
 ROUND, JUDGE = "revision-1", "box_distance"
 PROMPTS_SHOWN, ROLLOUTS = 480, 8
 OWN, NEAR = "its own", "a near miss"
@@ -68,11 +66,7 @@ def main() -> None:
 
 def run_seed(seed: int) -> Found:
     """Returns the errors of answers and of revisions by the base of a seed."""
-    workspace = WORK / str(seed)
-    make_workspace(workspace, parameters(seed))
-    names = {name for name, _, _ in commands_in_order(workspace)}
-    run_stages(workspace, skipped=names - set(STAGES))
-    with chdir(workspace):
+    with chdir(train_arms(seed)):
         return measure(read_params(), seed)
 
 

@@ -1,31 +1,28 @@
 """Measures what two arms of benchmarks.grounding_methods learn on the prompt that each trains.
 
-python -m benchmarks.grounding_transfer 0 1 2   # runs missing stages, then writes the results
-python -m benchmarks.grounding_transfer         # prints the table of the results
+python -m benchmarks.grounding_transfer 0 1 2 3 4   # runs missing stages, then writes the results
+python -m benchmarks.grounding_transfer             # prints the table of the results
 
 The arm grpo trains questions; the arm revision trains questions that are followed by a first
 answer. Both policies are asked both, on the prompts of the evaluation; the first answers are the
-base's. The runs are under .work/; remove that folder after a change of code. Writes
-results/grounding_transfer.json.
+base's. The runs are those of benchmarks.grounding_methods under .work/; remove that folder after a
+change of code. Writes results/grounding_transfer.json.
 """
 
 from contextlib import AbstractContextManager, chdir
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo import ROOT
-from benchmarks.grounding_methods import parameters
+from benchmarks.grounding_methods import train_arms
 from benchmarks.grounding_revisions import Draw, revision, sampler
 from benchmarks.intervals import in_words, mean_interval
 from benchmarks.seeds import record_seeds
-from benchmarks.workspaces import make_workspace, run_stages
 from grpo.params.parameters import BASE, Parameters, read_params
 from grpo.runtime.artifacts.tables import PROMPTS, SCORE, read_table
 from grpo.runtime.markdown import markdown_table
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.revision import ask_for_revisions, sample_first_answers
 
-WORK = ROOT / ".work" / "grounding_transfer"
 ARMS = ("grpo", "revision")
 SETTINGS = {"rollouts": 8}
 KINDS = QUESTION, REVISION = "question", "question and first answer"
@@ -48,11 +45,7 @@ def main() -> None:
 
 def run_seed(seed: int) -> Scores:
     """Returns the IoU of the base and of both trained policies on both prompts."""
-    params = parameters(seed, ARMS)
-    workspace = WORK / str(seed)
-    make_workspace(workspace, params)
-    run_stages(workspace, [f"evaluate@{name}" for name in params["rounds"]] + ["evaluate-base"])
-    with chdir(workspace):
+    with chdir(train_arms(seed, ARMS)):
         return measure(read_params(), seed)
 
 
