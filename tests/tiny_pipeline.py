@@ -4,8 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
+from warnings import catch_warnings, simplefilter
 
+import pytest
 from dvc.repo import Repo
 
 SOURCE = Path(__file__).resolve().parent.parent
@@ -119,6 +122,15 @@ def commit(root: Path, message: str) -> str:
 def reproduce(root: Path, *targets: str) -> str:
     """Runs plain `dvc repro`."""
     return run(root, PYTHON, "-m", "dvc", "repro", "-q", *targets)
+
+
+def reproduce_in_process(root: Path, *targets: str) -> None:
+    """Does what `reproduce` does without a start of DVC."""
+    with pytest.MonkeyPatch.context() as patch, chdir(root), Repo() as repo, catch_warnings():
+        simplefilter("ignore")  # of libraries of DVC; in tests a warning is an error
+        for name, value in environment().items():
+            patch.setenv(name, value)
+        repo.reproduce([*targets] or None)
 
 
 def replace(root: Path, old: str, new: str) -> None:

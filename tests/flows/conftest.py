@@ -27,7 +27,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def finished(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tiny_pipeline.copy(pristine, tmp_path_factory.mktemp("finished") / "pipeline")
-    tiny_pipeline.reproduce(root)
+    tiny_pipeline.reproduce_in_process(root)
     return root
 
 

@@ -11,7 +11,7 @@ from tests import tiny_pipeline
 @pytest.fixture(scope="session")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tiny_pipeline.build(tmp_path_factory.mktemp("lineage") / "pipeline")
-    tiny_pipeline.reproduce(root)
+    tiny_pipeline.reproduce_in_process(root)
     tiny_pipeline.commit(root, "results")
     return root
 

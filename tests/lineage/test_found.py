@@ -145,7 +145,7 @@ def test_what_iterations_store_is_no_measure_of_the_stage(workspace: Path) -> No
     text = work.read_text()
     assert text.count(line) == 1
     work.write_text(text.replace(line, line + later))
-    tiny_pipeline.reproduce(workspace, "train@a-1")
+    tiny_pipeline.reproduce_in_process(workspace, "train@a-1")
     after = measures(workspace, read_lock(workspace)["train@a-1"])
     assert (workspace / "artifacts/policies/a-1/iteration-0001/updates.csv").exists()
     assert [(each.name, each.update) for each in after] == [

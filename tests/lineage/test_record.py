@@ -61,7 +61,7 @@ def test_a_state_says_in_mlflow_what_has_changed_since_the_last_one(history: Pat
     params = history / "params.yaml"
     for rate in ("0.3", "0.4"):  # the first state was recorded in another workspace
         params.write_text(re.sub(r"rate: 0\.[134]\}", f"rate: {rate}}}", params.read_text()))
-        tiny_pipeline.reproduce(history)
+        tiny_pipeline.reproduce_in_process(history)
         second = client_of(history).get_run(record(history).parent)
     assert second.info.run_name == f"pipeline ({revision[:7]}, dirty)"
     assert second.data.tags["changed_parameters"] == "rounds.a-1.rate"
@@ -108,10 +108,12 @@ def test_a_run_holds_parameters_metrics_curves_usage_and_revision(recorded: Path
     assert run.info.end_time - run.info.start_time == 4000
 
 
-def test_only_stages_that_ran_again_get_new_runs(history: Path) -> None:
-    before = record(history)
+def test_only_stages_that_ran_again_get_new_runs_and_an_old_state_finds_its_own(
+    history: Path,
+) -> None:
+    before, old = record(history), (history / "dvc.lock").read_bytes()
     tiny_pipeline.replace(history, "rate: 0.2", "rate: 0.3")
-    tiny_pipeline.reproduce(history)
+    tiny_pipeline.reproduce_in_process(history)
     after = record(history)
     assert set(after.new) == {"train@b-1", "evaluate@b-1", "report"}
     assert after.parent != before.parent
@@ -121,14 +123,6 @@ def test_only_stages_that_ran_again_get_new_runs(history: Path) -> None:
     assert tags["git_modified"] == "true"
     assert all(run in client_of(history).get_run(after.parent).data.tags["mlflow.note.content"]
                for run in after.runs.values())  # fmt: skip
-
-
-def test_an_old_state_finds_its_old_runs(history: Path) -> None:
-    before = record(history)
-    old = (history / "dvc.lock").read_bytes()
-    tiny_pipeline.replace(history, "rate: 0.2", "rate: 0.3")
-    tiny_pipeline.reproduce(history)
-    record(history)
     (history / "dvc.lock").write_bytes(old)
     assert record(history).parent == before.parent
 

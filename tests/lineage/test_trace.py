@@ -34,7 +34,7 @@ def test_a_file_in_a_directory_is_traced_like_the_directory(workspace: Path) -> 
 def test_results_are_traced_to_the_commit_that_brought_them(workspace: Path) -> None:
     first = tiny_pipeline.run(workspace, "git", "rev-parse", "HEAD")[:12]
     tiny_pipeline.replace(workspace, "rate: 0.2", "rate: 0.3")
-    tiny_pipeline.reproduce(workspace)
+    tiny_pipeline.reproduce_in_process(workspace)
     report = Path("artifacts/report/metrics.json")
     assert f"revision {first} with uncommitted changes: eval" in format_tree(
         trace(report, workspace)
@@ -47,7 +47,7 @@ def test_results_are_traced_to_the_commit_that_brought_them(workspace: Path) -> 
 
 def test_an_input_that_changed_since_is_marked(workspace: Path) -> None:
     tiny_pipeline.replace(workspace, "rate: 0.2", "rate: 0.3")
-    tiny_pipeline.reproduce(workspace, "train@b-1")
+    tiny_pipeline.reproduce_in_process(workspace, "train@b-1")
     evaluation = trace(Path("artifacts/evaluations/b-1.json"), workspace)
     assert evaluation.outdated == ("artifacts/policies/b-1",)
     assert "has changed since evaluate@b-1 read it" in format_tree(evaluation)

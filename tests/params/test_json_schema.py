@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from grpo import __main__ as commands
 from grpo.errors import ParameterError
 from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.params.parameters import read_params
@@ -40,12 +40,20 @@ def problems(name: str, content: Any) -> list[str]:
     ("name", "options"),
     [("params", []), pytest.param("recipe", ["--recipe"], marks=pytest.mark.long)],
 )
-def test_the_committed_schema_is_what_the_command_prints(name: str, options: list[str]):
+def test_the_committed_schema_is_what_the_command_prints(
+    name: str,
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
     """If it fails, run `grpo schema --write`."""
-    command = [sys.executable, "-m", "grpo", "schema", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == (ROOT / "docs" / f"{name}.schema.json").read_text()
-    Draft202012Validator.check_schema(json.loads(done.stdout))
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["grpo", "schema", *options])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        commands.main()
+    printed = capsys.readouterr().out
+    assert printed == (ROOT / "docs" / f"{name}.schema.json").read_text()
+    Draft202012Validator.check_schema(json.loads(printed))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -1,7 +1,6 @@
 """params.yaml and every recipe: parsed, sound, and refused in one line when wrong."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.workspaces import SHORT_ROLLOUTS
+from grpo import __main__ as commands
 from grpo.errors import ParameterError
 from grpo.objective.links import ALGORITHMS, LINKS
 from grpo.objective.rules import Severity
@@ -344,7 +344,9 @@ def test_ranks_divide_token_policies_that_are_not_compiled(tmp_path: Path):
             read_params(file)
 
 
-def test_check_lists_every_violated_rule_with_its_path(tmp_path: Path):
+def test_check_lists_every_violated_rule_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     """The acceptance file: unsound links in one arm, unsound settings around it."""
     file = changed(
         tmp_path,
@@ -370,14 +372,11 @@ def test_check_lists_every_violated_rule_with_its_path(tmp_path: Path):
             ],
         ),
     )
-    result = subprocess.run(
-        [sys.executable, "-m", "grpo", "check", str(file)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert result.returncode == 2
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["grpo", "check", str(file)])
+    with pytest.raises(SystemExit, match=r"^2$"):
+        commands.main()
+    printed = capsys.readouterr().out
     for expected in [
         "U11 ERROR arms.sgpo.objective[1].clip_surrogate",
         "U16 ERROR arms.sgpo.objective[0].gspo",
@@ -389,4 +388,4 @@ def test_check_lists_every_violated_rule_with_its_path(tmp_path: Path):
         "U18 WARN arms.sgpo.objective[0].gspo",
         "U24 WARN arms.sgpo.objective[2].penalize_kl",
     ]:
-        assert expected in result.stdout
+        assert expected in printed

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from grpo.__main__ import main
+from grpo.advice import seconds
 from grpo.advice.facts import Facts, read_facts
 from grpo.advice.prediction import compare_rounds, predict_round
 from grpo.advice.seconds import calibrate
@@ -103,6 +104,7 @@ def test_the_timed_batches_are_those_of_the_base_and_nothing_is_written(
     workspace: Path, params: Parameters, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(workspace)
+    monkeypatch.setattr(seconds, "REPEATS", 1)  # repeats are for precision
     before = sorted(workspace.rglob("*"))
     timed = calibrate(workspace / "artifacts", params)
     for small, large in timed:
@@ -139,6 +141,7 @@ def test_the_command_prints_seconds_where_stages_were_measured(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     """Without measurements, one line says so; the stages of sgpo-1 are not measured."""
+    monkeypatch.setattr(seconds, "REPEATS", 1)  # repeats are for precision
     shutil.rmtree(workspace / ".runs", ignore_errors=True)
     assert advise(workspace, monkeypatch, capsys)[1].count("Seconds are not predicted") == 1
     parts = {"warm-up": 2.0, "sampling": 1.0, "judging": 0.5}
