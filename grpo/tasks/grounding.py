@@ -166,7 +166,7 @@ class RevisedPairs(Strict):
     @classmethod
     def _has_a_place(cls, template: str) -> str:
         if ANSWER not in template:
-            raise ValueError(f"must contain {ANSWER}, got {template!r}")
+            raise ValueError(f"must hold {ANSWER}, the place of the first answer, got {template!r}")
         return template
 
 

@@ -228,8 +228,8 @@ def _numbers(languages: Iterable[str], below: int) -> Contents:
 
     for language in languages:
         # The library cuts off codes that it does not know: it would write swe as sw, Swahili.
-        is_cut = len(language) > 2 and some(language) == some(language[:2])
-        if some(language) is None or is_cut:
+        known = some(language)
+        if known is None or (len(language) > 2 and known == some(language[:2])):
             raise _unknown(language, "num2words2")
     return Contents(
         kind="numbers", size=below, write=write, facts=lambda number: {"number": number}

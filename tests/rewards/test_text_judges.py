@@ -150,7 +150,7 @@ def test_dates_in_the_asked_language_earn_more_than_copies_and_other_languages()
 def test_the_language_of_a_whole_text_counts():
     """By default the library reads the first 80 characters only."""
     task = Task(family="fi", prompt=">>fi<< x", answer="", entry={"language": "fi"})
-    finnish = "Tämä on melko pitkä suomenkielinen lause, jossa kerrotaan talven säästätäällä. "
+    finnish = "Tämä on melko pitkä suomenkielinen lause, jossa kerrotaan talvisesta säästä siellä. "
     english = "And this is a longer text in English, which says nothing about the weather. "
     assert judge("language")(finnish, task) > 0.9
     assert judge("language")(finnish + 5 * english, task) < 0.5
