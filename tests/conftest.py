@@ -6,6 +6,7 @@ gc.disable()  # until all is collected: imports create many objects and no garba
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("DO_NOT_TRACK", "true")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -31,6 +32,24 @@ def pytest_collection_finish() -> None:
 def fault(request: pytest.FixtureRequest) -> FaultLine:
     """The row of the fault table that the test writes."""
     return FaultLine(request.node.originalname)
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny pipeline that has not run."""
+    from tests import tiny_pipeline  # here, because DVC takes a second to import
+
+    return tiny_pipeline.build(tmp_path_factory.mktemp("pristine") / "pipeline")
+
+
+@pytest.fixture(scope="session")
+def reproduced(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny pipeline that has run."""
+    from tests import tiny_pipeline
+
+    root = tiny_pipeline.copy(pristine, tmp_path_factory.mktemp("reproduced") / "pipeline")
+    tiny_pipeline.reproduce_in_process(root)
+    return root
 
 
 @pytest.fixture(scope="module")

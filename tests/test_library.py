@@ -92,6 +92,23 @@ WRONG = {
     "grpo.chain([grpo.rloo()])": "chain takes objectives one by one",
     "grpo.chain(grpo.rloo)": "got <function rloo",
 }
+DTYPES = ("bool", "uint8", "int64", "float16", "bfloat16")
+CREDIT_BY_DTYPE = f"""
+def credit(dtype):
+    value = torch.tensor([1.0, 0.0, 0.0, 1.0]).to(dtype)
+    objective = grpo.chain(grpo.grpo(), grpo.drop_uniform_groups())
+    given = rollouts(reward=value, outcome=value)
+    return grpo.assign_credit(objective, given, {{}}, torch.Generator())[0]
+expected = credit(torch.float32)
+for name in {DTYPES}:
+    found = credit(getattr(torch, name))
+    print(
+        name,
+        found.weight.dtype == found.advantage.dtype == torch.float32,
+        torch.equal(found.weight, expected.weight),
+        torch.equal(found.advantage, expected.advantage),
+    )
+"""
 NO_TENSORS = {"ok.tolist()": "list", "ok.numpy()": "ndarray", "ok.numpy().astype(bool)": "ndarray"}
 WRONG |= {
     f"{call}({name}={given})": f"{name} must be a torch.Tensor, got {found}; use torch.tensor(...)"
@@ -104,23 +121,31 @@ WRONG |= {
 }
 
 
-def test_what_does_not_fit_is_refused_in_one_line_that_names_it():
-    """In a process without jaxtyping's checks, as a user's is."""
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    """What a process without jaxtyping's checks, as a user's is, says of WRONG and of DTYPES."""
     lines = [START]
     for each in WRONG:
         lines += ["try:", f"    {each}", "    print('passed')"]
         lines += ["except ValueError as error:", "    print(error)"]
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)],
+        [sys.executable, "-c", "\n".join([*lines, CREDIT_BY_DTYPE])],
         capture_output=True,
         text=True,
         check=True,
         cwd=ROOT,
     )
-    found = done.stdout.splitlines()
-    assert len(found) == len(WRONG)
-    for (what, expected), message in zip(WRONG.items(), found, strict=True):
+    return done.stdout.splitlines()
+
+
+def test_what_does_not_fit_is_refused_in_one_line_that_names_it(said: list[str]):
+    for (what, expected), message in zip(WRONG.items(), said[: len(WRONG)], strict=True):
         assert expected in message, (what, message)
+
+
+def test_rewards_of_any_dtype_give_the_credit_of_floats(said: list[str]):
+    """Integers and booleans are no Float for jaxtyping."""
+    assert said[len(WRONG) :] == [f"{name} True True True" for name in DTYPES]
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -187,27 +212,6 @@ def test_half_precision_is_computed_in_float32(dtype: torch.dtype):
         found.append((loss.detach(), logp.grad.to(dtype)))
     assert found[0][0].isfinite()
     assert all(map(torch.equal, *found))
-
-
-def test_rewards_of_any_dtype_give_the_credit_of_floats():
-    """In such a process, too: integers and booleans are no Float for jaxtyping."""
-    code = (
-        START
-        + """
-def credit(dtype):
-    value = torch.tensor([1.0, 0.0, 0.0, 1.0]).to(dtype)
-    objective = grpo.chain(grpo.grpo(), grpo.drop_uniform_groups())
-    given = rollouts(reward=value, outcome=value)
-    return grpo.assign_credit(objective, given, {}, torch.Generator())[0]
-expected = credit(torch.float32)
-for name in ("bool", "uint8", "int64", "float16", "bfloat16"):
-    found = credit(getattr(torch, name))
-    assert found.weight.dtype == found.advantage.dtype == torch.float32, name
-    assert torch.equal(found.weight, expected.weight), name
-    assert torch.equal(found.advantage, expected.advantage), name
-"""
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_the_loss_of_an_empty_batch_is_0():

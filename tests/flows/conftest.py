@@ -1,4 +1,4 @@
-"""A tiny pipeline that has not run, one that has, a Prefect server and a team for all tests."""
+"""Copies of the tiny pipelines, a Prefect server and a team for all tests."""
 
 import urllib.request
 from collections.abc import Iterator
@@ -19,18 +19,6 @@ from tests.modalities.exposure import PLANTED, asked_below
 from tests.pipeline.processes import until
 
 
-@pytest.fixture(scope="session")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("flows") / "pipeline")
-
-
-@pytest.fixture(scope="session")
-def finished(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tiny_pipeline.copy(pristine, tmp_path_factory.mktemp("finished") / "pipeline")
-    tiny_pipeline.reproduce_in_process(root)
-    return root
-
-
 @pytest.fixture
 def fresh_pipeline(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory of the test."""
@@ -39,9 +27,9 @@ def fresh_pipeline(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def finished_pipeline(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def finished_pipeline(reproduced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory of the test."""
-    monkeypatch.chdir(tiny_pipeline.copy(finished, tmp_path / "pipeline"))
+    monkeypatch.chdir(tiny_pipeline.copy(reproduced, tmp_path / "pipeline"))
     return tmp_path / "pipeline"
 
 

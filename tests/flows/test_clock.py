@@ -82,7 +82,7 @@ def date_files(root: Path, since: float, days: int) -> None:
 @pytest.mark.long
 @pytest.mark.fault
 def test_a_clock_that_jumps_between_stages_changes_nothing(
-    fresh_pipeline: Path, finished: Path, clock: Clock, fault: FaultLine
+    fresh_pipeline: Path, reproduced: Path, clock: Clock, fault: FaultLine
 ) -> None:
     for stages, days in JUMPS.items():
         since = time.time()
@@ -94,7 +94,7 @@ def test_a_clock_that_jumps_between_stages_changes_nothing(
     marks = list(map(str.split, (fresh_pipeline / ".work/marks.txt").read_text().splitlines()))
     started = [name for kind, name, *_ in marks if kind == "start"]
     dates = [float(when) for kind, _, when, _ in marks if kind == "start"]
-    assert (changed, len(started)) == ([], len(read_lock(finished)))
+    assert (changed, len(started)) == ([], len(read_lock(reproduced)))
     assert max(dates) - min(dates) > 12 * DAY_SECONDS  # the clock was set
     prompts = fresh_pipeline / "data/prompts.txt"
     before = prompts.stat().st_mtime
@@ -105,7 +105,7 @@ def test_a_clock_that_jumps_between_stages_changes_nothing(
     fault.tell(
         "clock set 3 days back, then 13 ahead, then 11 back between stages",
         "each stage ran once; a change dated into the past was seen",
-        lost=[name for name, entry in read_lock(finished).items() if found.get(name) != entry],
+        lost=[name for name, entry in read_lock(reproduced).items() if found.get(name) != entry],
     )
 
 

@@ -118,9 +118,9 @@ def run_remotely(workspace: Path, environment: Environment) -> "subprocess.Popen
 
 
 @pytest.fixture
-def repository(finished: Path, tmp_path: Path) -> Path:
+def repository(reproduced: Path, tmp_path: Path) -> Path:
     """A pipeline that has run, its data in a directory that all hosts reach, a stage now other."""
-    root = tiny_pipeline.copy(finished, tmp_path / "repository")
+    root = tiny_pipeline.copy(reproduced, tmp_path / "repository")
     use_store(root)
     with Repo(str(root)) as repo:
         repo.push()

@@ -52,10 +52,10 @@ def until_at_work(workspace: Path) -> None:
     until(lambda: at_work(workspace) == [ROUND])
 
 
-def lost_in(workspace: Path, finished: Path) -> list[str]:
+def lost_in(workspace: Path, reproduced: Path) -> list[str]:
     """Returns stages without the record that an undisturbed run leaves."""
     found = read_lock(workspace)
-    return [name for name, entry in read_lock(finished).items() if found.get(name) != entry]
+    return [name for name, entry in read_lock(reproduced).items() if found.get(name) != entry]
 
 
 class Worker:
@@ -111,7 +111,7 @@ DEPLOYMENT = "reproduce/fault"
 
 
 def test_after_a_killed_worker_no_process_is_left_and_the_next_run_goes_on(
-    team: Team, worker: Worker, workspace: Path, finished: Path, fault: FaultLine
+    team: Team, worker: Worker, workspace: Path, reproduced: Path, fault: FaultLine
 ) -> None:
     lost = team.start(DEPLOYMENT)
     until_at_work(workspace)
@@ -127,12 +127,12 @@ def test_after_a_killed_worker_no_process_is_left_and_the_next_run_goes_on(
     fault.tell(
         "worker killed while a stage ran",
         "the stage ended with it, its run is Crashed; the next run began with that stage",
-        lost=lost_in(workspace, finished),
+        lost=lost_in(workspace, reproduced),
     )
 
 
 def test_a_run_outlasts_its_server(
-    team: Team, prefect: Prefect, workspace: Path, finished: Path, fault: FaultLine
+    team: Team, prefect: Prefect, workspace: Path, reproduced: Path, fault: FaultLine
 ) -> None:
     (workspace / ".work/hold-report").touch()
     marks = workspace / ".work/marks.txt"
@@ -153,12 +153,12 @@ def test_a_run_outlasts_its_server(
     fault.tell(
         f"Prefect's server killed for {fault.outage_seconds:g} s, its clients wait 2 s",
         "one stage ended meanwhile and the next began; the run is Completed",
-        lost=lost_in(workspace, finished),
+        lost=lost_in(workspace, reproduced),
     )
 
 
 def test_of_two_pipelines_in_a_workspace_one_runs(
-    workspace: Path, finished: Path, prefect_environment: Environment, fault: FaultLine
+    workspace: Path, reproduced: Path, prefect_environment: Environment, fault: FaultLine
 ) -> None:
     with (
         running(workspace, prefect_environment) as first,
@@ -177,5 +177,5 @@ def test_of_two_pipelines_in_a_workspace_one_runs(
     fault.tell(
         "two pipelines started in one workspace",
         "one ran; the other said so in one line, exit code 2",
-        lost=lost_in(workspace, finished),
+        lost=lost_in(workspace, reproduced),
     )

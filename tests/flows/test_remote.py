@@ -121,17 +121,17 @@ def clone(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_stages_on_two_hosts_leave_the_lock_of_a_local_run(clone: Path, finished: Path) -> None:
-    assert (clone / "dvc.lock").read_bytes() == (finished / "dvc.lock").read_bytes()
+def test_stages_on_two_hosts_leave_the_lock_of_a_local_run(clone: Path, reproduced: Path) -> None:
+    assert (clone / "dvc.lock").read_bytes() == (reproduced / "dvc.lock").read_bytes()
 
 
-def test_no_data_comes_here_until_it_is_pulled(clone: Path, finished: Path) -> None:
+def test_no_data_comes_here_until_it_is_pulled(clone: Path, reproduced: Path) -> None:
     assert not (clone / "artifacts").exists()
     cached = contents(clone / ".dvc" / "cache")
     assert all(name.endswith(LISTING) for name in cached)
     with Repo(str(clone)) as repo:
         repo.pull()
-    assert contents(clone / "artifacts") == contents(finished / "artifacts")
+    assert contents(clone / "artifacts") == contents(reproduced / "artifacts")
 
 
 def test_a_host_keeps_checkpoints_and_no_data_of_what_it_ran(farm: Farm) -> None:

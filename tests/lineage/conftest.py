@@ -1,4 +1,4 @@
-"""A finished tiny pipeline, made and recorded once, and copied for each test."""
+"""A tiny pipeline whose results are committed, recorded once, and copied for each test."""
 
 from pathlib import Path
 
@@ -9,27 +9,26 @@ from tests import tiny_pipeline
 
 
 @pytest.fixture(scope="session")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tiny_pipeline.build(tmp_path_factory.mktemp("lineage") / "pipeline")
-    tiny_pipeline.reproduce_in_process(root)
+def committed(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tiny_pipeline.copy(reproduced, tmp_path_factory.mktemp("committed") / "pipeline")
     tiny_pipeline.commit(root, "results")
     return root
 
 
 @pytest.fixture
-def workspace(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A finished pipeline of its own, with its results committed."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return tiny_pipeline.copy(pristine, tmp_path / "pipeline")
+    return tiny_pipeline.copy(committed, tmp_path / "pipeline")
 
 
 @pytest.fixture(scope="session")
-def recorded(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(committed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recorded pipeline; the first record of a database takes seconds."""
     # Here, not above: MLflow takes two seconds to import.
     from grpo.lineage.record import record
 
-    workspace = tiny_pipeline.copy(pristine, tmp_path_factory.mktemp("recorded") / "pipeline")
+    workspace = tiny_pipeline.copy(committed, tmp_path_factory.mktemp("recorded") / "pipeline")
     usage = {
         "seconds_by_part": {"update": 2.0},
         "cpu_seconds": 3.0,

@@ -172,13 +172,13 @@ def test_the_address_is_absolute_and_the_environment_wins(
 
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_plain_dvc_repro_records_every_stage_and_locks_the_same_bytes(
-    pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+    committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """The same as without that stage and, in make test-long, as in another workspace."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     locks = []
     for number in range(times):
-        workspace = tiny_pipeline.copy(pristine, tmp_path / str(number))
+        workspace = tiny_pipeline.copy(committed, tmp_path / str(number))
         with (workspace / "dvc.yaml").open("a") as pipeline:
             pipeline.write(LINEAGE_STAGE)
         (workspace / "dvc.lock").unlink()
@@ -187,6 +187,6 @@ def test_plain_dvc_repro_records_every_stage_and_locks_the_same_bytes(
         assert record(workspace).new == ()  # its own entry, written after it ran, is no news
         locks.append(lock_of(workspace))
     assert len({*locks}) == 1
-    entries, before = (parse_yaml(each)["stages"] for each in (locks[0], lock_of(pristine)))
+    entries, before = (parse_yaml(each)["stages"] for each in (locks[0], lock_of(committed)))
     assert entries.pop("lineage")["cmd"] == "python -m stages.lineage ."
     assert entries == before

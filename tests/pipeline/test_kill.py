@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.runtime.artifacts.files import remove
 from tests.files import contents
 from tests.pipeline.processes import start_stage
 from tests.pipeline.workspaces import copy_for_dvc, dvc, locked_stages, start_dvc
@@ -63,31 +64,32 @@ def kill_stage(workspace: Path, stage: str, command: str, pattern: str) -> None:
     raise AssertionError(f"finished {ATTEMPTS} times before {pattern} appeared")
 
 
-def run_with_kills(workspace: Path, stage: str, again: int) -> None:
-    """Kills a stage at a drawn moment, at three others and `again`; then lets it finish."""
+def run_with_kills(workspace: Path, stage: str, with_dvc: int) -> None:
+    """Kills a stage at three moments, and with DVC at drawn ones; then lets it finish."""
     draw = random.Random(stage)
-    command = locked_stages(workspace)[stage]["cmd"]
-    kill_with_dvc(workspace, stage, draw.uniform(0.5, LONGEST_SECONDS))  # removes its outputs first
+    locked = locked_stages(workspace)[stage]
+    for out in locked["outs"]:
+        remove(workspace / out["path"])
     for pattern in MOMENTS[stage]:
-        kill_stage(workspace, stage, command, pattern)
-    for _ in range(again):
+        kill_stage(workspace, stage, locked["cmd"], pattern)
+    for _ in range(with_dvc):
         kill_with_dvc(workspace, stage, draw.uniform(0.5, LONGEST_SECONDS))
     dvc(workspace, *run_anew(stage))
 
 
 # tests/sampling/test_rollout.py interrupts rollouts.
 @pytest.mark.parametrize(
-    ("stages", "again"),
-    [((TRAIN,), 0), pytest.param((ROLLOUT, TRAIN), 3, marks=pytest.mark.long)],
+    ("stages", "with_dvc"),
+    [((TRAIN,), 0), pytest.param((ROLLOUT, TRAIN), 4, marks=pytest.mark.long)],
     ids=["train", "both"],
 )
 def test_killed_stages_go_on_to_the_same_bytes(
-    finished: Path, tmp_path: Path, stages: tuple[str, ...], again: int
+    finished: Path, tmp_path: Path, stages: tuple[str, ...], with_dvc: int
 ):
     """Runs concurrently, each in a separate workspace, because imports take most of the time."""
     workspaces = {stage: copy_for_dvc(finished, tmp_path / stage) for stage in stages}
     with ThreadPoolExecutor() as pool:
-        runs = [pool.submit(run_with_kills, workspaces[stage], stage, again) for stage in stages]
+        runs = [pool.submit(run_with_kills, workspaces[stage], stage, with_dvc) for stage in stages]
         for ended in runs:
             ended.result()
     for stage, workspace in workspaces.items():

@@ -1,7 +1,6 @@
 """A pipeline whose policies were made and evaluated, one of them the champion."""
 
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,10 +101,15 @@ def record(root: Path, *stages: str) -> None:
                 repo.commit(stage, force=True)
 
 
-def set_remote(root: Path, url: str) -> None:
-    """Gives DVC another default remote; git ignores where that is written."""
-    command = ("remote", "modify", "-q", "--local", "store", "url", url)
-    tiny_pipeline.run(root, sys.executable, "-m", "dvc", *command)
+def set_remote(root: Path, **settings: str) -> None:
+    """Gives DVC's default remote other settings; git ignores where they are written."""
+    (root / ".dvc/config.local").write_text(remote_of(settings))
+
+
+def remote_of(settings: dict[str, str]) -> str:
+    """Returns the section of the default remote in DVC's configuration."""
+    lines = [f"    {name} = {value}" for name, value in settings.items()]
+    return "\n".join(["['remote \"store\"']", *lines, ""])
 
 
 def promote(root: Path, policy: str, bounds: Sequence[float] = (0.0, 0.1)) -> tuple[str, str]:
@@ -132,8 +136,8 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_results(root, name, *successes)
     (root / "artifacts/policies/unsafe-1/optimizer.pt").write_bytes(b"\x80\x04.")
     record(root)
-    remote = ("remote", "add", "-q", "-d", "store", str(root.parent / "remote"))
-    tiny_pipeline.run(root, sys.executable, "-m", "dvc", *remote)
+    with (root / ".dvc/config").open("a") as config:
+        config.write("    remote = store\n" + remote_of({"url": str(root.parent / "remote")}))
     tiny_pipeline.commit(root, "results")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)

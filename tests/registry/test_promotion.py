@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -209,20 +208,22 @@ def test_a_champion_can_be_loaded_where_it_was_not_made(workspace: Path, tmp_pat
 
 
 def no_remote(root: Path) -> None:
-    tiny_pipeline.run(root, sys.executable, "-m", "dvc", "remote", "remove", "-q", "store")
+    (root / ".dvc/config").write_text("[core]\n    analytics = false\n")
     tiny_pipeline.commit(root, "no remote")
 
 
 def remote_is_a_file(root: Path) -> None:
     (root.parent / "file").write_text("no directory")
-    set_remote(root, str(root.parent / "file"))
+    set_remote(root, url=str(root.parent / "file"))
 
 
 def no_such_bucket(root: Path) -> None:
-    set_remote(root, "s3://nowhere/dvc")
-    for name, value in (("endpointurl", "http://127.0.0.1:1"), ("allow_anonymous_login", "true")):
-        command = ("remote", "modify", "-q", "--local", "store", name, value)
-        tiny_pipeline.run(root, sys.executable, "-m", "dvc", *command)
+    set_remote(
+        root,
+        url="s3://nowhere/dvc",
+        endpointurl="http://127.0.0.1:1",
+        allow_anonymous_login="true",
+    )
 
 
 def lose_cache(root: Path) -> None:
@@ -382,7 +383,7 @@ def test_content_that_is_damaged_or_lost_is_never_loaded(workspace: Path, tmp_pa
     with pytest.raises(ArtifactError, match=r"is damaged, its content must have the hash"):
         loaded(CHAMPION, tmp_path / "loaded")
     weights.unlink()
-    set_remote(workspace, str(tmp_path / "empty"))
+    set_remote(workspace, url=str(tmp_path / "empty"))
     with pytest.raises(ArtifactError, match=r"neither DVC's cache nor its remote holds it"):
         loaded(CHAMPION, tmp_path / "loaded")
     weights.write_bytes(whole)
