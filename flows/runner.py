@@ -24,7 +24,7 @@ from grpo.errors import ArtifactError, BusyError, GrpoError, ParameterError
 from grpo.lineage.lock import LOCK, read_lock
 from grpo.runtime.progress import CHANNEL, Progress, clear_progress, read_progress
 
-GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL; the stage saves a checkpoint in this time
+GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
 POLL_SECONDS = 0.1
 HOLD_SECONDS = 10.0  # before the last line is shown, which is the error's reason if a stage fails
 LOGS = Path(".work/logs")

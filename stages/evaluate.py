@@ -27,10 +27,11 @@ from grpo.sampling.evaluation import (
 from grpo.sampling.evaluation_rollouts import (
     choose_samples,
     draw_evaluation,
+    require_all_judged,
     score_evaluation,
     with_first_rollouts,
 )
-from grpo.sampling.scoring import require_judged, score_corpora
+from grpo.sampling.scoring import score_corpora
 from grpo.schema import DATA
 from grpo.types import Cost
 from grpo.wiring.executors import open_executor
@@ -85,7 +86,8 @@ def main(
             shaping = build_shaping(params).without_shaping()
             judged = score_evaluation(executor, draws, shaping, scratch=scratch, progress=progress)
     with located(f"evaluate@{out.stem}"):
-        warn(require_judged(judged["sampled"].rewards))
+        for said in require_all_judged(judged):
+            warn(said)
     greedy = judged["greedy"].rewards if "greedy" in judged else None
     evaluated = evaluate_prompts(table, judged["sampled"].rewards, greedy)
     summary = summarize_evaluation(

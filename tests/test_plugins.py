@@ -380,6 +380,7 @@ def test_prompts_of_ones_own_get_the_names_of_their_parts_and_must_be_held_out()
             "train of make_prompts must be a table .* column entry",
         ),
         ("rows[2:]), pd", "rows[2:]).to_dict(), pd", "train of make_prompts must be a table"),
+        ('"entry": "{}"', '"entry": {}', r"must have texts in the column entry, has \{\}"),
         ("rows[2:]", "rows[3:]", "must return 8 prompts for train, returns 7; widen"),
         ("rows[:2]), pd", "rows).head(0), pd", "must return 1 prompts for eval, returns 0"),
     ],

@@ -71,7 +71,7 @@ def _stored(prompt: str) -> list[Message] | None:
         return None
     try:
         messages: Any = json.loads(prompt)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no JSON, or a number of thousands of digits
         return None
     is_stored = is_chat(messages) and len(messages) > 1 and _canonical(messages) == prompt
     return messages if is_stored else None

@@ -15,12 +15,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import urlencode
+from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
+from grpo.errors import brief
 from grpo.runtime.artifacts.files import locked
 from grpo.runtime.artifacts.usage import USAGE
 
@@ -110,7 +113,7 @@ class RoundCurve:
             if self._server and time.monotonic() >= self._rests_until:
                 with locked(LOCK):
                     self._curve = send(self._curve, self._server, self._uri)
-        except (OSError, ValueError):  # of the disk, or of a server that is no MLflow
+        except (OSError, ValueError):  # of the disk, the server, or the URI
             self._rests_until = time.monotonic() + PAUSE_SECONDS
 
 
@@ -205,16 +208,27 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Server:
-    """An MLflow server by its REST interface: importing mlflow takes seconds."""
+    """An MLflow server by its REST interface: importing mlflow takes seconds.
+
+    Its methods raise OSError if it does not answer, or not as MLflow does, and ValueError if its
+    URI is none.
+    """
 
     def __init__(self, uri: str) -> None:
         self._uri = uri.rstrip("/")
-        self._headers = {"Content-Type": "application/json", **_authorization()}
-        self._context: ssl.SSLContext | None = None
-        if self._uri.startswith("https"):
-            self._context = ssl.create_default_context(
-                cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH")
-            )
+
+    @cached_property
+    def _address(self) -> tuple[str, dict[str, str]]:
+        """The URI without an account, and the headers, which have it."""
+        parts = urlsplit(self._uri)
+        headers = {"Content-Type": "application/json", **_authorization(parts)}
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(), headers
+
+    @cached_property
+    def _context(self) -> ssl.SSLContext | None:
+        if not self._uri.startswith("https"):
+            return None
+        return ssl.create_default_context(cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"))
 
     def make_run(self, arm: str, key: str, start_ms: int) -> str:
         """Returns the run of a training, in the experiment, which is created if necessary."""
@@ -222,14 +236,14 @@ class Server:
         where = {"experiment_ids": [experiment], "filter": filter_of(arm, key)}
         found = self._ask("POST", "/runs/search", where).get("runs")
         if found:
-            return str(found[0]["info"]["run_id"])
+            return _text_in(found, 0, "info", "run_id")
         body = {
             "experiment_id": experiment,
             "run_name": run_name(arm),
             "start_time": start_ms,
             "tags": [{"key": ARM, "value": arm}, {"key": KEY, "value": key}],
         }
-        return str(self._ask("POST", "/runs/create", body)["run"]["info"]["run_id"])
+        return _text_in(self._ask("POST", "/runs/create", body), "run", "info", "run_id")
 
     def log(self, run: str, points: Sequence[Point]) -> None:
         """Adds points; those that the run has already stay as they are."""
@@ -250,30 +264,55 @@ class Server:
             if error.code != 404:
                 raise
             created = self._ask("POST", "/experiments/create", {"name": EXPERIMENT})
-            return str(created["experiment_id"])
-        return str(found["experiment"]["experiment_id"])
+            return _text_in(created, "experiment_id")
+        return _text_in(found, "experiment", "experiment_id")
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        uri, headers = self._address
         request = urllib.request.Request(
-            f"{self._uri}{API}{path}",
+            f"{uri}{API}{path}",
             data=None if body is None else json.dumps(body).encode(),
-            headers=self._headers,
+            headers=headers,
             method=method,
         )
-        with urllib.request.urlopen(
-            request, timeout=ANSWER_SECONDS, context=self._context
-        ) as answer:
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(
+                request, timeout=ANSWER_SECONDS, context=self._context
+            ) as answer:
+                found = json.load(answer)
+        except HTTPException as error:
+            raise OSError(brief(error)) from None
+        if not isinstance(found, dict):
+            raise OSError(f"must answer as MLflow does, got {brief(found)}")
+        return found
 
 
-def _authorization() -> dict[str, str]:
-    """Returns the header for the account in MLflow's environment variables."""
-    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
-    if token:
+def _text_in(answer: Any, *path: str | int) -> str:
+    """Returns the text at a path of names and positions.
+
+    Raises:
+      OSError: If there is none: the server is no MLflow.
+    """
+    found = answer
+    for each in path:
+        try:
+            found = found[each]
+        except (LookupError, TypeError):
+            raise OSError(f"must answer as MLflow does, got {brief(answer)}") from None
+    return str(found)
+
+
+def _authorization(uri: SplitResult) -> dict[str, str]:
+    """Returns the header for the account in the URI or in MLflow's environment variables."""
+    user, password = uri.username, uri.password
+    if user is not None:
+        user, password = unquote(user), unquote(password or "")
+    elif token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
         return {"Authorization": f"Bearer {token}"}
-    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+    else:
+        user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+        password = os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
     if user is None:
         return {}
-    password = os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
     account = base64.b64encode(f"{user}:{password}".encode()).decode()
     return {"Authorization": f"Basic {account}"}

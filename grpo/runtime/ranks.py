@@ -196,15 +196,15 @@ def run_in_ranks(
         speaker.close()
         processes.append(process)
         listeners.append(listener)
-    codes = _wait_for_exit_codes(processes)
+    codes, said = _wait_for_ranks(processes, listeners)
     store.unlink(missing_ok=True)
-    for listener, code in zip(listeners, codes):
+    for message, code in zip(said, codes):
         if code in (EXIT_WRONG_INPUT, EXIT_RETRYABLE):
             kind = RetryableError if code == EXIT_RETRYABLE else GrpoError
-            raise kind(listener.recv_bytes().decode())
+            raise kind(message)
     if any(codes):
-        raise WorkerError(_describe_loss(codes, listeners))
-    parts, spans = json.loads(listeners[0].recv_bytes())
+        raise WorkerError(_describe_loss(codes, said))
+    parts, spans = json.loads(said[0])
     usage.seconds_by_part |= parts
     usage.spans += spans
 
@@ -236,28 +236,47 @@ def _run_rank(
     speaker.send_bytes(json.dumps([usage.seconds_by_part, usage.spans]).encode())
 
 
-def _wait_for_exit_codes(processes: Sequence[ForkProcess]) -> list[int]:
-    """Waits for all ranks, or for a failure; kills the rest (code 0) and returns exit codes."""
+def _wait_for_ranks(
+    processes: Sequence[ForkProcess], listeners: Sequence[Connection]
+) -> tuple[list[int], list[str]]:
+    """Waits for all ranks, or for a failure; then kills the rest (code 0).
+
+    Returns:
+      The exit codes, and what each rank sent, which is read while ranks run: a rank does not end
+      before that if it is more than a pipe holds.
+    """
+    said: dict[Connection, str] = {}
     try:
         while running := [each.sentinel for each in processes if each.exitcode is None]:
             if any(each.exitcode for each in processes):
                 break
-            wait(running)
-        return [each.exitcode or 0 for each in processes]
+            silent = [each for each in listeners if each not in said]
+            ready = wait([*running, *silent])
+            said |= {each: _receive(each) for each in silent if each in ready}
+        codes = [each.exitcode or 0 for each in processes]
     finally:
         for each in processes:
             each.kill()
             each.join()
+    return codes, [said[each] if each in said else _receive(each) for each in listeners]
 
 
-def _describe_loss(codes: Sequence[int], listeners: Sequence[Connection]) -> str:
+def _receive(listener: Connection) -> str:
+    """Returns the message of a rank; empty if it ended without one."""
+    try:
+        return listener.recv_bytes().decode()
+    except (EOFError, OSError):
+        return ""
+
+
+def _describe_loss(codes: Sequence[int], said: Sequence[str]) -> str:
     """Returns which rank failed and how; prefers a rank that did not fail because of another."""
     found = [rank for rank, code in enumerate(codes) if code]
     rank = next((each for each in found if codes[each] != EXIT_LOST_OTHERS), found[0])
     if codes[rank] < 0:
         how = f"was killed by {signal.Signals(-codes[rank]).name}"
     elif codes[rank] == EXIT_LOST_OTHERS:
-        how = f"lost the others ({listeners[rank].recv_bytes().decode()})"
+        how = f"lost the others ({said[rank]})"
     else:
         how = "failed"
     return (

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pandas as pd
 
+from grpo.errors import located
 from grpo.runtime.artifacts.files import Scratch
 from grpo.runtime.artifacts.media import encode_png
 from grpo.runtime.artifacts.tables import FIRST_OUTCOME, FIRST_TEXT
@@ -11,7 +12,7 @@ from grpo.runtime.executors.base import Executor
 from grpo.runtime.seeds import derive_seed
 from grpo.sampling.drawing import sample_rollouts, stored_batches
 from grpo.sampling.rollouts import SampledBatch
-from grpo.sampling.scoring import Judged, judge_stored
+from grpo.sampling.scoring import Judged, judge_stored, require_judged
 from grpo.sampling.shaping import Shaping
 
 CHOSEN_PROMPTS = 12  # at most; the same number of every family
@@ -70,6 +71,21 @@ def score_evaluation(
         )
         for kind in draws
     }
+
+
+def require_all_judged(judged: Mapping[str, Judged]) -> list[str]:
+    """Returns a warning for each sampling mode with unjudged rollouts.
+
+    Raises:
+      GrpoError: See `require_judged`; also if all rollouts of one mode alone were not judged.
+    """
+    found = []
+    for kind, each in judged.items():
+        with located(kind):
+            said = require_judged(each.rewards)
+        if said is not None:
+            found.append(f"{kind}: {said}")
+    return found
 
 
 def with_first_rollouts(

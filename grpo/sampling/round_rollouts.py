@@ -33,7 +33,7 @@ from grpo.sampling.rollouts import (
     select_rollouts,
     write_rollouts,
 )
-from grpo.sampling.scoring import judge_stored
+from grpo.sampling.scoring import judge_stored, require_judged
 from grpo.sampling.shaping import Shaping
 from grpo.types import Cost
 
@@ -42,7 +42,7 @@ class Source(NamedTuple):
     """Functions that produce, judge and select rollouts; a Path is a scratch directory."""
 
     draw: Callable[[pd.DataFrame, int, Path], SampledBatch]  # from prompts and a seed
-    judge: Callable[[Path], pd.DataFrame]  # prompt_id and raw outcome per judged rollout
+    judge: Callable[[Path], pd.DataFrame]  # schema REWARDS
     keep: Callable[[SampledBatch, set[str]], SampledBatch]  # the rollouts of some prompts
 
 
@@ -87,12 +87,16 @@ def draw_round(
 ) -> DrawnRound:
     """Returns a round's rollouts: of all candidates, or within the selection's budget.
 
-    If no group is mixed when the budget ends, the first groups are kept.
+    If no group is mixed when the budget ends, the first groups are kept. Then at least one rollout
+    must have been judged.
 
     Args:
       candidates: Columns prompt_id, prompt and, unless the selection sets it, rollouts; the phase,
         sorted by position.
       price: Required if the selection reads costs.
+
+    Raises:
+      GrpoError: See `require_judged`.
     """
     if selection.allocate:
         asked, table = allocate(
@@ -108,16 +112,20 @@ def draw_round(
     prompts, size = selection.budget.prompts, selection.budget.prompts_per_batch
     parts: list[SampledBatch] = []
     wanted: list[str] = []
+    judged: list[pd.DataFrame] = []
     for index, start in enumerate(range(0, len(chosen), size)):
         part = scratch / f"part-{index:05d}"
         asked = chosen[start : start + size].reset_index(drop=True)
         parts.append(source.draw(asked, derive_seed(seed, "part", index), part))
         ids = asked["prompt_id"]
         if not selection.keeps_uniform:
-            ids = ids[ids.isin(mixed_prompts(source.judge(part)))]
+            judged.append(source.judge(part))
+            ids = ids[ids.isin(mixed_prompts(judged[-1][is_judged(judged[-1])]))]
         wanted += ids.tolist()
         if len(wanted) >= prompts:
             break
+    if not wanted:
+        require_judged(pd.concat(judged))
     kept = set(wanted[:prompts] or chosen["prompt_id"][:prompts])
     return _drawn(parts, _merge(parts, kept, source), len(candidates), skipped)
 
@@ -163,7 +171,7 @@ def executor_source(
             revision,
             sample=lambda asked: sample(asked, derive_seed(seed, "first"), place),
             # Kept, because the groups sampled next depend on it.
-            judge=lambda: judge_all(place, keep_unjudged=True),
+            judge=lambda: judge(place, keep_unjudged=True),
             seed=derive_seed(seed, "revise"),
         )
         asked = ask_for_revisions(prompts, first, revision)
@@ -180,7 +188,7 @@ def executor_source(
             progress=progress,
         )
 
-    def judge_all(scratch: Path, *, keep_unjudged: bool = False) -> pd.DataFrame:
+    def judge(scratch: Path, *, keep_unjudged: bool = False) -> pd.DataFrame:
         return judge_stored(
             executor,
             stored_batches(scratch),
@@ -188,10 +196,6 @@ def executor_source(
             scratch=scratch / "judged",
             keep_unjudged=keep_unjudged,
         ).rewards
-
-    def judge(scratch: Path) -> pd.DataFrame:
-        rewards = judge_all(scratch)
-        return rewards[is_judged(rewards)]
 
     def keep(batch: SampledBatch, prompts: set[str]) -> SampledBatch:
         return select_rollouts(layout, batch, batch.table["prompt_id"].isin(prompts).to_numpy())

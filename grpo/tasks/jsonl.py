@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path, PurePosixPath
@@ -113,7 +114,7 @@ def read_prompts(
                     "family": row.get("family", family),
                     "prompt": extend_prompt(row["prompt"], instruction),
                     "answer": row["answer"],
-                    "entry": _entry(item, columns),
+                    "entry": _entry(item, columns, f"{path}: {where}"),
                 }
             )
         if not rows:
@@ -123,18 +124,34 @@ def read_prompts(
     return PromptTables(frames[0], frames[1], empty)
 
 
-def _entry(item: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+def _entry(item: Mapping[str, Any], columns: Mapping[str, str], where: str) -> str:
     """Returns the other columns of a row as JSON, for judges; leaves out what JSON has not."""
     used = {"prompt", columns.get("prompt", "prompt"), "answer", "family"}
-    kept = {name: _plain(each) for name, each in item.items() if name not in used}
+    kept = {}
+    for name, each in item.items():
+        if name in used:
+            continue
+        try:
+            kept[name] = _plain(each)
+        except ValueError:
+            raise ArtifactError(
+                f"{where}: {name} must have numbers of at most {sys.get_int_max_str_digits()} "
+                "digits; write longer ones as texts"
+            ) from None
     return json.dumps({name: each for name, each in kept.items() if each is not _NO_JSON})
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of a row for JSON: numbers as numbers, NaN as null; else _NO_JSON."""
+    """Returns a value of a row for JSON: numbers as numbers, NaN as null; else _NO_JSON.
+
+    A number beyond the largest float is null, too.
+
+    Raises:
+      ValueError: If an integer has more digits than Python reads.
+    """
     match value:
         case _Number():
-            return json.loads(value)
+            return _plain(json.loads(value))
         case float() if not math.isfinite(value):
             return None
         case {"": str()} if len(value) == 1:  # NaN, Infinity
@@ -196,7 +213,7 @@ def _read_row(
                 f"{where}: {name} must be a text or a number, got {_show(value)}; "
                 "write it as a text, or remove the row"
             )
-        if field == "prompt" and not value.strip():
+        if field != "answer" and not value.strip():
             raise ArtifactError(f"{where}: {name} must not be empty, got {value!r}")
         _require_characters(value, f"{where}: {name}")
         row[field] = str(value)
@@ -300,7 +317,7 @@ def _read_parquet(path: Path, names: Set[str]) -> Iterator[tuple[int, str, Any]]
         rows = table.to_pylist()
     except FileNotFoundError as error:
         raise AbsentError(f"{path}: must be a parquet file, {error}") from None
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise ArtifactError(f"{path}: must be a parquet file, {brief(error)}") from None
     for name, column in zip(table.column_names, table.columns):
         if name in names and pa.types.is_floating(column.type):

@@ -4,12 +4,13 @@ import json
 import random
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 from pydantic import Field
 
-from grpo.errors import ParameterError
+from grpo.errors import GrpoError, ParameterError, brief
 from grpo.modalities.modality import TextWarmup
 from grpo.rewards._notations import COMPACT, NOTATIONS, Notation
 from grpo.rewards.reasoning_gym import generate
@@ -126,12 +127,22 @@ def create_dataset(family: str, difficulty: Mapping[str, Any], *, size: int, see
     Raises:
       ParameterError: If the family or a setting of its difficulty is unknown or out of range.
     """
-    where = f"{PARAMS}: task.families.{family}"
-    try:
+    with _explained(family):
         return generate(family, size=size, seed=seed, **difficulty)
-    except (ValueError, TypeError, AssertionError) as error:
-        reason = " ".join(str(error).split()) or "its settings are out of range"
-        raise ParameterError(f"{where} must be a reasoning-gym family: {reason}") from None
+
+
+@contextmanager
+def _explained(family: str) -> Iterator[None]:
+    """Converts whatever reasoning-gym raises about the settings of a family."""
+    try:
+        yield
+    except GrpoError:
+        raise
+    except Exception as error:  # noqa: BLE001  of a library: the types cannot be listed
+        reason = brief(error) or "its settings are out of range"
+        raise ParameterError(
+            f"{PARAMS}: task.families.{family} must be a reasoning-gym family: {reason}"
+        ) from None
 
 
 def _unique_items(
@@ -188,10 +199,12 @@ def _batches(
     index = 0
     while True:
         batch_seed = zlib.crc32(f"{family}/{seed}/{index}".encode())
-        entries = create_dataset(family, difficulty, size=FRESH_ENTRIES, seed=batch_seed)
+        dataset = create_dataset(family, difficulty, size=FRESH_ENTRIES, seed=batch_seed)
+        with _explained(family):  # some settings are only used here
+            entries = [dataset[position] for position in range(FRESH_ENTRIES)]
         yield [
             _Item(family, form.prompt(entry) if form else entry["question"], entry)
-            for entry in (entries[position] for position in range(FRESH_ENTRIES))
+            for entry in entries
         ]
         index += 1
 

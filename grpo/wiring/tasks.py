@@ -74,6 +74,13 @@ def make_tables(task: Task, inputs: TaskInputs) -> PromptTables:
                 f"{PARAMS}: task.kind {task.kind}: {name} of make_prompts must be a table with a "
                 f"column {missing[0]}, has {columns}"
             )
+        for column in schema.columns:
+            wrong = [each for each in table[column] if not isinstance(each, str)]
+            if wrong:
+                raise ParameterError(
+                    f"{PARAMS}: task.kind {task.kind}: {name} of make_prompts must have texts in "
+                    f"the column {column}, has {brief(repr(wrong[0]))}"
+                )
     for part in ("train", "eval"):
         wanted, made = getattr(task, f"{part}_prompts", 1), len(getattr(tables, part))
         if isinstance(wanted, int) and made < wanted:

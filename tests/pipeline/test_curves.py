@@ -1,5 +1,6 @@
 """MLflow shows the curve of an arm while its rounds train, and misses nothing in the end."""
 
+import base64
 import json
 import re
 import time
@@ -18,6 +19,7 @@ from grpo.runtime.curves import EXPERIMENT, Curve, RoundCurve, curve_path, read_
 from tests.pipeline.processes import start_stage, until
 from tests.pipeline.test_iterations import ITERATIONS, NAME, command_of, online
 from tests.pipeline.workspaces import environment
+from tests.rewards.servers import as_json, serving
 
 # MLflow itself uses what SQLAlchemy deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -128,11 +130,21 @@ def test_what_a_stopped_server_misses_it_gets_later(
 
 
 @pytest.mark.usefixtures("workspace")
-@pytest.mark.parametrize("uri", ["http://127.0.0.1:1", "http://a:planted0password@127.0.0.1:1"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://127.0.0.1:1",
+        "http://a:planted0password@127.0.0.1:1",
+        "http://a:planted0password@127.0.0.1:planted0password",
+        "https://a:planted0password@127.0.0.1",
+        "http://[",
+    ],
+)
 def test_training_goes_on_without_an_answer_and_keeps_no_password(
     monkeypatch: pytest.MonkeyPatch, uri: str
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_SERVER_CERT_PATH", "nowhere.pem")
     curve = RoundCurve(arm="three", name="three-1", key="a", before=None)
     start = time.monotonic()
     for done in range(1, 50):
@@ -143,6 +155,20 @@ def test_training_goes_on_without_an_answer_and_keeps_no_password(
     assert kept is not None
     assert len(kept.points) == 49
     assert "planted0password" not in curve_path("three-1").read_text()
+
+
+@pytest.mark.usefixtures("workspace")
+@pytest.mark.parametrize("found", [{}, [], {"experiment": 5}, {"experiment": {}}, "x", 5, None])
+def test_training_goes_on_if_what_answers_is_no_mlflow(
+    monkeypatch: pytest.MonkeyPatch, found: object
+):
+    with serving(lambda body: as_json(found)) as asked:
+        place = asked.url.removeprefix("http://")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://a%40b:c@{place}")
+        curve = RoundCurve(arm="five", name="five-1", key="a", before=None)
+        curve.update(rows(0, 2))
+    assert curve.is_behind
+    assert asked.keys == ["Basic " + base64.b64encode(b"a@b:c").decode()]
 
 
 @pytest.mark.usefixtures("workspace")

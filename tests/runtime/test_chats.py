@@ -38,3 +38,9 @@ def test_a_plain_text_is_one_message_of_the_user(text: str):
     assert read_chat(text) == [{"role": "user", "content": text}]
     assert show_prompt(text) == text
     assert extend_prompt(text, "!") == text + "!"
+
+
+def test_a_text_with_a_number_that_python_does_not_read_is_a_plain_text():
+    text = f'[{{"role": "user", "content": {"9" * 5000}}}]'
+    assert read_chat(text) == [{"role": "user", "content": text}]
+    assert not has_messages(text)

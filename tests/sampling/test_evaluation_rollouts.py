@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from grpo.errors import ServerError
 from grpo.modalities.tokens.policy import Decoding
 from grpo.rewards.base import View
 from grpo.runtime.artifacts.files import Scratch
@@ -22,6 +23,7 @@ from grpo.sampling.evaluation_rollouts import (
     CHOSEN_ROLLOUTS,
     choose_samples,
     draw_evaluation,
+    require_all_judged,
     with_first_rollouts,
 )
 from grpo.sampling.judging import JointJudge, TextJudge
@@ -113,6 +115,21 @@ def test_every_policy_has_the_same_samples_however_good_it_is():
     pd.testing.assert_frame_equal(worse[same], better[same])
     assert (worse["outcome"].mean(), better["outcome"].mean()) == (0.0, 1.0)
     assert better["text"].tolist()[:2] == ["aaaaaa0", "aaaaaa1"]
+
+
+def test_each_mode_must_have_a_judged_rollout_and_warns_of_its_own_unjudged_ones():
+    prompts = prompts_of(2, 3)
+    judged = judge_rollouts(batch_of(prompts, "a").table, prompts, PLAIN)
+    row = np.arange(len(judged.rewards))
+    some, all_ = (
+        judged._replace(rewards=judged.rewards.assign(status=np.where(of, "unanswered", "scored")))
+        for of in (row == 0, row >= 0)
+    )
+    assert require_all_judged({"greedy": judged, "sampled": judged}) == []
+    (said,) = require_all_judged({"greedy": some, "sampled": judged})
+    assert said.startswith(f"greedy: {len(row) - 1} scored, 1 unanswered of {len(row)} rollouts")
+    with pytest.raises(ServerError, match=r"^greedy: no rollout was judged"):
+        require_all_judged({"greedy": all_, "sampled": judged})
 
 
 def test_without_shaping_the_reward_is_what_the_judge_gave():

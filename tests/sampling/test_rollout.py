@@ -1,5 +1,6 @@
 """Drawing a round: groups sampled until enough are mixed, and the profile's rollouts reused."""
 
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from grpo.allocation.selection import (
     skip_uniform_prompts,
     visit_prompts,
 )
-from grpo.errors import ArtifactError
+from grpo.errors import ArtifactError, ServerError
 from grpo.modalities.shared.packed import select_packed
 from grpo.rewards.base import Task
 from grpo.runtime.artifacts.files import read_json
@@ -126,6 +127,7 @@ def coins(rate: float, seed: int = 0) -> Source:
     def flip(prompts: pd.DataFrame, seed: int, scratch: Path) -> SampledBatch:
         mixed = chooser.random(len(prompts)) < rate
         table = pd.DataFrame({"prompt_id": prompts["prompt_id"].repeat(2), "group": 0})
+        table = table.assign(status="scored", rollout_id="r", detail="")
         table["outcome"] = np.stack([np.ones(len(prompts)), 1.0 - mixed], axis=1).ravel()
         drawn[scratch] = table
         return SampledBatch(table=table, tensors={}, cost=Cost(sampled_steps=2 * len(prompts)))
@@ -170,6 +172,25 @@ def test_resampling_is_bounded_and_leaves_something_to_store(tmp_path: Path):
     drawn = draw_round(bounded, pool, {}, source=coins(0.0), seed=0, scratch=tmp_path)
     assert (drawn.counts.sampled, drawn.counts.batches, drawn.counts.kept) == (12, 3, 6)
     assert drawn.batch.cost.sampled_steps == 24
+
+
+@pytest.mark.parametrize("judged", [0, 1])
+def test_an_outage_is_no_round_without_mixed_groups(tmp_path: Path, judged: int):
+    """If a rollout was judged, the first groups are kept: a group of one judged is not mixed."""
+    source = coins(1.0)
+
+    def judge(scratch: Path) -> pd.DataFrame:
+        rewards = source.judge(scratch)
+        later = np.arange(len(rewards)) >= judged
+        return rewards.assign(status=np.where(later, "unanswered", "scored"))
+
+    bounded = resample_uniform_groups(prompts=6, prompts_per_batch=4, max_batches=3)
+    pool = pd.DataFrame({"prompt_id": [f"p{each}" for each in range(100)]})
+    down = source._replace(judge=judge)
+    ends = pytest.raises(ServerError, match="no rollout was judged")
+    with nullcontext() if judged else ends:
+        drawn = draw_round(bounded, pool, {}, source=down, seed=0, scratch=tmp_path)
+        assert drawn.counts.kept == 6
 
 
 def test_a_round_has_mixed_groups_only_and_no_more_than_it_asks_for(resampled: DrawnRound):

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from grpo.errors import ArtifactError, ParameterError
 from grpo.rewards.base import Task
@@ -130,6 +132,7 @@ def test_full_questions_are_those_of_reasoning_gym():
             "task.families.poetry must be a reasoning-gym family",
         ),
         ({"families": {"gcd": {"min_value": "x"}}}, "task.families.gcd must be"),
+        ({"families": {"gcd": {"max_value": 99.5}}}, "task.families.gcd must be"),  # when drawn
         ({"families": {"gcd": {"max_value": 5, "max_numbers": 2}}}, "different prompts"),
         ({"families": {"sudoku": {}}}, "no compact notation"),
     ],
@@ -234,7 +237,9 @@ CHAT = '{"prompt": [{"role": "user", "content": "a"}], "answer": "b"}'
         ('{"prompt": null, "answer": "b"}', "line 1: prompt must be a text or a number, got null"),
         ('{"prompt": "a", "answer": "b", "family": null}', "line 1: family must be .* got null"),
         ('{"prompt": " ", "answer": "b"}', "line 1: prompt must not be empty"),
+        ('{"prompt": "a", "answer": "b", "family": ""}', "line 1: family must not be empty"),
         ('{"prompt": "a", "answer": NaN}', "line 1: answer must be a text or a number, got NaN"),
+        (f'{A[:-1]}, "of": {{"n": {"9" * 5000}}}}}', "line 1: of must have numbers of at most"),
         ('{"prompt": "a", "answer": "b", "answer": "c"}', "line 1 must have each name once"),
         ('{"prompt": "\\ud800", "answer": "b"}', "line 1: prompt must be Unicode, got a lone"),
         ("[" * 100_000, "the array must be JSON, got too many nested levels"),
@@ -311,10 +316,12 @@ def test_floats_of_a_table_are_refused_for_their_spelling(
 
 def test_other_columns_are_entries_for_judges(tmp_path: Path):
     more = (
-        '"level": 3, "share": 1.50, "odd": NaN, "tags": ["x", null], "of": {"n": 1e3}, "ok": true'
+        '"level": 3, "share": 1.50, "odd": NaN, "tags": ["x", null], "of": {"n": 1e3}, "ok": true, '
+        '"large": -1e999'
     )
     entry = {
         "level": 3, "share": 1.5, "odd": None, "tags": ["x", None], "of": {"n": 1000.0}, "ok": True,
+        "large": None,
     }  # fmt: skip
     (found,) = read_text(tmp_path, f"{A[:-1]}, {more}}}").train["entry"]
     assert json.loads(found) == entry
@@ -342,6 +349,10 @@ def test_chats_arrays_parquet_and_other_columns_are_read(tmp_path: Path):
     pd.DataFrame([{"prompt": "a", "answer": "b"}]).to_parquet(table)
     evaluation = _write(tmp_path / "eval.jsonl", {"prompt": "0+0", "answer": "0"})
     assert read(table, evaluation).train.equals(plain.train)
+    late = pa.array([2**40], pa.timestamp("s"))  # beyond the years that Python has
+    parquet.write_table(pa.table({"prompt": ["a"], "answer": ["b"], "at": late}), table)
+    with pytest.raises(ArtifactError, match=r"train\.parquet: must be a parquet file"):
+        read(table, evaluation)
     table.write_text("no table")
     with pytest.raises(ArtifactError, match=r"train\.parquet: must be a parquet file"):
         read(table, evaluation)
