@@ -43,6 +43,12 @@ class Facts:
         """Returns the row numbers of these prompts in `profile`."""
         return np.asarray(self.profile["prompt_id"].searchsorted(prompt_ids))
 
+    @property
+    def drawn(self) -> Ints:
+        """The number of sampled rollouts of each prompt, of which `profile` counts the judged."""
+        counts: Ints = np.bincount(self.rollouts["row"], minlength=len(self.profile))
+        return counts
+
     def steps_of(self, row: int) -> Ints:
         """Returns the lengths in steps of a prompt's rollouts in the profile."""
         return self._steps[self._starts[row] : self._starts[row + 1]]

@@ -363,9 +363,8 @@ def expected_longest(steps: Ints, weights: Floats, *, count: float) -> float:
 def sampling_scale(facts: Facts) -> float:
     """Returns the counted FLOPs of the profile over those of the formula for its sampling."""
     everything = np.arange(len(facts.profile))
-    drawn = facts.profile["rollouts"].to_numpy()
     flops = sampling_flops(
-        facts, everything, drawn, scale=1.0, rollouts_per_batch=facts.rollouts_per_batch
+        facts, everything, facts.drawn, scale=1.0, rollouts_per_batch=facts.rollouts_per_batch
     )
     return facts.cost.flops / float(flops.sum())
 
@@ -528,6 +527,8 @@ def count_round(artifacts: Path, name: str, facts: Facts, *, rollouts_per_batch:
     """Returns prompts and amounts of all iterations of a round, counted in its artifacts.
 
     Which batch a rollout was in is not stored: each batch counts the longest of its iteration.
+    Dropped groups of a selection and first answers are not stored, so that `rollouts` and
+    `decode_steps` lack them.
     """
     costs = read_round_costs(artifacts, name)
     rollouts = read_rollouts(iterations_of(artifacts, name), facts.profile)

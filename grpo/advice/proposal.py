@@ -293,10 +293,16 @@ def _without_selection(arm: Arm, objective: list[LinkSpec]) -> Arm:
 
 
 def _dropping(arm: Arm) -> list[LinkSpec]:
-    """Returns an arm's objective with DROP added, unless a uniform group has a gradient."""
+    """Returns an arm's objective with DROP added, unless a uniform group has a gradient.
+
+    A group is uniform if its outcomes are equal. Whether its rewards differ is not looked at.
+    """
     links = build_objective(arm.objective, NAME).links
     needs_all = any(link.name in (DROP, "center_by_moving_average") for link in links)
-    needs_all |= any(link.settings.get("beta") or "entropy bonus" in link.kinds for link in links)
+    needs_all |= any(
+        link.settings.get("beta") or {"entropy bonus", "part scores"} & {*link.kinds}
+        for link in links
+    )
     return arm.objective if needs_all else [*arm.objective, DROP]
 
 

@@ -141,7 +141,7 @@ def measure_rates(
     base: Usage, profile: Usage, calibration: Calibration, facts: Facts, *, warm_up_flops: float
 ) -> Rates:
     """Returns rates at which the warm-up and the profile take the seconds that they took."""
-    took, drawn = Seconds.of_stages([profile]), facts.profile["rollouts"].to_numpy()
+    took, drawn = Seconds.of_stages([profile]), facts.drawn
     per_batch = facts.rollouts_per_batch
     steps = decode_steps(
         facts, np.arange(len(drawn)), drawn.astype(float), draws=1, rollouts_per_batch=per_batch

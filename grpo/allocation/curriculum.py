@@ -152,6 +152,13 @@ def split_easy_to_hard(phases: int) -> CurriculumStep:
         ordered = shuffled.sort_values("outcome_rate", ascending=False, kind="stable")
         before = ordered["rollouts"].cumsum() - ordered["rollouts"]
         phase = (before * phases // ordered["rollouts"].sum()).clip(upper=phases - 1) + 1
+        empty = {*range(1, phases + 1)} - {*phase}
+        if empty:
+            raise ParameterError(
+                f"split_easy_to_hard leaves phase {min(empty)} of {phases} without a prompt, "
+                f"because a group of {ordered['rollouts'].max()} rollouts is more than a phase; "
+                "lower phases or the largest group size"
+            )
         split = ordered.assign(phase=phase)
         return split.assign(position=split.groupby("phase").cumcount())
 
@@ -360,9 +367,9 @@ def select_phase(curriculum: pd.DataFrame, phase: int) -> pd.DataFrame:
     """
     selected = curriculum[curriculum["phase"] == phase].sort_values("position")
     if len(selected) == 0:
-        last = int(curriculum["phase"].max())
+        there = sorted(map(int, curriculum["phase"].unique()))
         raise ParameterError(
-            f"phase must be at most {last}, the phases of the curriculum, got {phase}"
+            f"phase must be a phase of the curriculum with prompts, {there}, got {phase}"
         )
     return selected
 

@@ -452,6 +452,11 @@ def unread_chances(plan: Plan) -> list[str]:
     return [] if plan.named("average_over_prompts") else weighted
 
 
+def chances_of_several_updates(plan: Plan) -> list[str]:
+    weighted = plan.set_to("allocate_by_signal", weights="ht")
+    return weighted if plan.optimizer_steps_per_iteration > 1 else []
+
+
 def prompts_without_chance(plan: Plan) -> list[str]:
     return plan.set_to("allocate_by_signal", draws="optimism", weights="none")
 
@@ -1060,6 +1065,13 @@ RULES: tuple[Rule, ...] = (
         "with center_by_moving_average the advantages of a group of equal rewards are not 0; remove"
         " drop_uniform_groups to train on all groups, or set center_by_group_mean",
         filter_by_running_baseline,
+    ),
+    Rule(
+        "H33",
+        Severity.WARN,
+        "with several updates per iteration an average is over the prompts of one update, and a "
+        "prompt with a large group weighs more; set training.updates_per_iteration to 1",
+        chances_of_several_updates,
     ),
     *CHUNK_RULES,
     *REVISION_RULES,

@@ -66,8 +66,8 @@ def sum_over_steps() -> Objective:
 def average_over_prompts() -> Objective:
     """Weighs prompts 1/P, a prompt's rollouts 1/G_x and a rollout's steps 1/T_i.
 
-    For groups of different sizes: every prompt has the same weight, times its `prompt_weight` if
-    prompts were drawn with unequal probabilities.
+    For groups of different sizes: every prompt of an update has the same weight, times its
+    `prompt_weight` if prompts were drawn with unequal probabilities.
     """
 
     def weight(rollouts: Rollouts) -> Tensor:

@@ -27,8 +27,12 @@ POLICIES, EVALUATIONS = "artifacts/policies", "artifacts/evaluations"
 COMPARED_DEPS = (
     "artifacts/prompts/eval.parquet",
     "artifacts/data/judge.json",
+    "artifacts/plugins/judge.json",
     "grpo/rewards",
-    "grpo/sampling/evaluation.py",
+    *(
+        f"grpo/sampling/{name}.py"
+        for name in ("evaluation", "judging", "outcomes", "scoring", "shaping")
+    ),
 )
 COMPARED_PARAMS = ("evaluation.", "reward.", "seed")
 

@@ -90,7 +90,11 @@ class Registry:
         def act(run: str) -> _Outcome:
             candidate = find_candidate(policy, self.workspace)
             champion = self.version(CHAMPION)
-            if champion and champion.tags.get("policy_digest") == candidate.policy.digest:
+            if (
+                champion
+                and _is_same_policy(champion, candidate)
+                and _is_evaluated_alike(champion, candidate)
+            ):
                 raise RefusedError(f"is the champion already: version {champion.version}")
             verdict = self._compare(candidate, champion, bounds)
             version = self._register(candidate, run, verdict)
@@ -159,11 +163,14 @@ class Registry:
         if champion is None:
             other = read_table(base_results(candidate, self.workspace), EVALUATION)
             return judge(own, other, bounds)
-        if champion.tags.get("evaluation") != candidate.evaluation:
+        if _is_same_policy(champion, candidate):  # stays champion, with another evaluation
+            return Verdict(difference=None, reason="")
+        if not _is_evaluated_alike(champion, candidate):
             return Verdict(
                 difference=None,
                 reason="prompts, judge or parameters of its evaluation are not those of the "
-                f"champion's, version {champion.version}; evaluate both alike",
+                f"champion's, version {champion.version}; evaluate both alike: evaluate the "
+                "champion anew and promote it again first",
             )
         with tempfile.TemporaryDirectory() as folder:
             stored = self.file(champion, RESULTS, Path(folder))
@@ -216,21 +223,26 @@ class Registry:
     def _make_champion(
         self, version: ModelVersion, champion: ModelVersion | None, verdict: Verdict
     ) -> _Outcome:
-        """Makes a version champion if the verdict has no reason against it."""
+        """Makes a version champion if the verdict has no reason against it.
+
+        Without a difference it is the champion's policy, which is not the one before it.
+        """
         if verdict.reason:
             return _Outcome(REFUSED, verdict.reason, version)
         now = self.version(CHAMPION)
         if (now and now.version) != (champion and champion.version):
             return _Outcome(REFUSED, "another promotion has changed the champion", version)
-        if champion:
-            self._set(PREVIOUS, champion)
+        against = f"version {champion.version}" if champion else "its base"
+        said = f"is the policy of {against} with another evaluation"
+        if verdict.difference:
+            said = f"gains {say(verdict.difference)} over {against}"
+            if champion:
+                self._set(PREVIOUS, champion)
         self._set(CHAMPION, version)
         self.client.delete_registered_model_alias(self.model, CHALLENGER)
-        assert verdict.difference is not None
-        against = f"version {champion.version}" if champion else "its base"
         return _Outcome(
             PROMOTED,
-            f"gains {say(verdict.difference)} over {against}",
+            said,
             version,
             other=champion and (champion, f"replaced: by version {version.version}"),
         )
@@ -351,3 +363,11 @@ def reached(uri: str) -> Iterator[None]:
         yield
     except (MlflowException, SQLAlchemyError) as error:
         raise ArtifactError(f"{uri}: cannot be read or written, {brief(error)}") from None
+
+
+def _is_same_policy(version: ModelVersion, candidate: Candidate) -> bool:
+    return bool(version.tags.get("policy_digest") == candidate.policy.digest)
+
+
+def _is_evaluated_alike(version: ModelVersion, candidate: Candidate) -> bool:
+    return bool(version.tags.get("evaluation") == candidate.evaluation)

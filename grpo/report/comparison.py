@@ -46,7 +46,8 @@ class Comparison:
     cost: float | None  # lowest cost at which the arm reaches the target; None: never
     reference_cost: float
     saving_fraction: Interval | None  # of reference_cost; negative: the arm needs more
-    reached_fraction: float  # of resamples in which the arm reaches the target
+    # Of resamples in which the reference improves and the arm reaches the target.
+    reached_fraction: float
 
 
 def draw_resamples(num_prompts: int, *, resamples: int, seed: int) -> NDArray[np.int64]:
@@ -150,7 +151,7 @@ def _lead(curve: Curve, reference: Curve, value_of: Mapping[str, float], cost: f
 
 
 def _saving_interval(point: float, resampled: list[float | None], confidence: float) -> Interval:
-    """Returns the interval of a saving; resamples that never reach the target count as -inf."""
+    """Returns the interval of a saving; resamples without one (`saving_fraction`) count as -inf."""
     worst = [-np.inf if each is None else each for each in resampled]
     # No interpolation: it is undefined between -inf and a number.
     low, high = np.quantile(worst, _tails(confidence), method="inverted_cdf")

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from grpo.report.reading import Run
-from grpo.runtime.artifacts.tables import SCORE
+from grpo.runtime.artifacts.tables import SCORE, is_judged
 from grpo.sampling.shaping import Shaping, reward_parts
 from grpo.wiring.shaping import build_shaping
 
@@ -55,7 +55,8 @@ def measure_influence(run: Run, arm: str) -> list[Influence]:
     names = [each.judge for each in shaping.shares]
     if len(names) == 1:
         return []
-    rounds = [run.rollouts[name] for name in run.chain(arm)[1:]]
+    rollouts = [run.rollouts[name] for name in run.chain(arm)[1:]]
+    rounds = [each[is_judged(each)] for each in rollouts]
     spreads = pd.concat([_spreads(each, shaping) for each in rounds]).mean()
     total = spreads[names].sum() or np.nan
     return [

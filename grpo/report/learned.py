@@ -15,6 +15,7 @@ from grpo.runtime.artifacts.tables import (
     EVALUATION,
     REWARDS,
     UNSCORED,
+    is_judged,
     read_table,
     read_tables,
     unscored,
@@ -97,6 +98,7 @@ def _explain(rewards: pd.DataFrame) -> str:
     counts = unscored(rewards).get(UNSCORED)
     if counts:
         return f"none was scored ({_count(counts)})"
+    rewards = rewards[is_judged(rewards)]
     groups = rewards.groupby(GROUP)["reward"]
     if (groups.min() == groups.max()).all():
         low, high = rewards["reward"].min(), rewards["reward"].max()

@@ -83,7 +83,7 @@ def counted_costs(run: Run, policy: str, arm: str) -> pd.DataFrame:
     """
     chain = run.chain(arm)
     rounds = chain[1 : chain.index(policy) + 1]
-    arms = {arm, *(run.params.rounds[name].arm for name in rounds)}
+    arms = {arm, *(run.params.rounds[name].arm for name in chain[1:])}
     kinds = KINDS_IN_BUDGET[0 if any(reads_profile(run.params, each) for each in arms) else 1 :]
     return run.costs[run.costs["kind"].isin(kinds) & run.costs["round"].isin(["", *rounds])]
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from grpo.report.reading import GROUP, Run
-from grpo.runtime.artifacts.tables import FIRST_ANSWER, FIRST_SCORE, SCORE
+from grpo.runtime.artifacts.tables import FIRST_ANSWER, FIRST_SCORE, SCORE, is_judged
 from grpo.sampling.shaping import improvements
 from grpo.wiring.allocation import build_selection
 
@@ -36,7 +36,7 @@ def measure_revisions(run: Run) -> dict[str, Revised]:
 def _measure(rollouts: pd.DataFrame, judge: str) -> Revised:
     groups = rollouts.groupby(GROUP)[[FIRST_ANSWER, FIRST_SCORE]].first()
     is_asked, has_score = groups[FIRST_ANSWER].notna(), groups[FIRST_SCORE].notna()
-    revised = rollouts[rollouts[FIRST_SCORE].notna()]
+    revised = rollouts[rollouts[FIRST_SCORE].notna() & is_judged(rollouts)]
     return Revised(
         asked=float(is_asked.mean()),
         malformed=float((~has_score)[is_asked].mean()),

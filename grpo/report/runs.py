@@ -127,12 +127,26 @@ def _stages(text: str) -> dict[str, Any]:
 
 
 def _leaves_of_lock(text: str) -> dict[str, Any]:
-    """Returns the leaves of all parameters in the text of a dvc.lock."""
+    """Returns the leaves of all parameters in the text of a dvc.lock.
+
+    DVC keeps the entries of rounds and arms that were removed, which are left out.
+    """
+    stages = _stages(text)
+    of_report = _params(stages.get("report", {}))
+    there = {*of_report.get("rounds", {}), *of_report.get("arms", {})}
     leaves: dict[str, Any] = {}
-    for stage in _stages(text).values():
-        for path, value in stage.get("params", {}).get(str(PARAMS), {}).items():
+    for name, stage in stages.items():
+        _, _, key = name.partition("@")
+        if key and there and key not in there:
+            continue
+        for path, value in _params(stage).items():
             leaves |= flatten(value, path)
     return leaves
+
+
+def _params(stage: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = stage.get("params", {}).get(str(PARAMS), {})
+    return found
 
 
 def _digest_of_metrics(text: str) -> str | None:

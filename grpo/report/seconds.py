@@ -127,8 +127,9 @@ def sum_by_part(usages: Iterable[Usage]) -> dict[str, float]:
 
 
 def _stages_behind(run: Run, arm: str, rounds: Iterable[str]) -> list[str]:
+    """Returns the stages that rounds of an arm's chain need; the profile as `counted_costs`."""
     names = list(rounds)
-    arms = {arm, *(run.params.rounds[name].arm for name in names)}
+    arms = {arm, *(run.params.rounds[name].arm for name in run.chain(arm)[1:])}
     profile = ["profile"] if any(reads_profile(run.params, each) for each in arms) else []
     return profile + [stage for name in names for stage in stages_of_round(name)]
 

@@ -26,7 +26,7 @@ MOST_RATES = 10  # of a histogram, besides 0
 FEW_STEPS = 16  # curves with at most so many points have markers
 LABEL_OF_CURVE = {
     "reward_mean": "mean reward of the batch",
-    "uniform_group_fraction": "share of groups of equal rewards",
+    "uniform_group_fraction": "share of groups of equal outcomes",
     "clip_fraction": "share of clipped steps",
     "kl_to_start": "KL to the iteration's start (nats)",
     "grad_norm": "gradient norm before clipping",

@@ -8,7 +8,7 @@ import pytest
 from profiles import synthetic_facts
 
 from grpo.advice.facts import Facts
-from grpo.advice.prediction import Amounts, Treatment, packed_flops, predict
+from grpo.advice.prediction import Amounts, Treatment, packed_flops, predict, sampling_scale
 from grpo.allocation.selection import (
     Selection,
     compose,
@@ -34,6 +34,12 @@ PLAIN = Treatment(
     tokens_per_microbatch=512,
 )
 COUNTS = ("groups", "uniform_groups", "rollouts", "sampled_steps", "trained_steps", "signal")
+
+
+def test_rollouts_that_were_not_judged_cost_what_the_others_do():
+    facts = synthetic_facts()
+    fewer = replace(facts, profile=facts.profile.assign(rollouts=facts.profile["rollouts"] - 2))
+    assert sampling_scale(fewer) == sampling_scale(facts)
 
 
 def plan_of(facts: Facts) -> pd.DataFrame:

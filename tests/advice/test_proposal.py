@@ -112,6 +112,22 @@ def test_uniform_groups_are_dropped_unless_they_have_a_gradient(
     assert proposal.params.arms["advised"].objective == [*objective, *dropped]
 
 
+def test_groups_of_equal_outcomes_stay_if_their_parts_have_scores(tmp_path: Path):
+    objective = [
+        "sum_later_part_scores",
+        "average_over_steps",
+        {"clip_surrogate": {"low": 0.2, "high": 0.2}},
+    ]
+    judges = parse_yaml(SHORT_ROLLOUTS.read_text())["reward"]["judges"]
+    changes = {
+        "task.notation": "steps",
+        "reward.judges": [{**judges[0], "judge": "worked_solution"}],
+        f"{REFERENCE}.objective": objective,
+    }
+    _, proposal = proposed(write_params(tmp_path, changes), prior=(50.0, 50.0))
+    assert proposal.params.arms["advised"].objective == objective
+
+
 def test_a_decay_goes_as_far_as_that_of_the_reference(tmp_path: Path):
     file = write_params(tmp_path, VARIANTS["decay"])
     params, proposal = proposed(file)

@@ -174,6 +174,13 @@ def test_stages_are_the_families_in_the_stated_order():
     assert steps[1].phases == 3
 
 
+def test_a_group_that_is_more_than_a_phase_is_refused():
+    """Sizes 2, 2 and 8 of three phases: the second phase would have no prompt."""
+    steps = [size_groups_by_inverse_rate(2, 8), split_easy_to_hard(phases=3)]
+    with pytest.raises(ParameterError, match="leaves phase 3 of 3 without a prompt"):
+        plan_curriculum(profile_of([0.5, 0.5, 0.0]), steps, seed=0)
+
+
 def test_a_window_keeps_its_bounds():
     steps = [
         keep_rate_window(0.25, 0.5),
@@ -213,5 +220,5 @@ def test_a_group_of_one_and_a_missing_phase_are_refused():
         fix_group_size(rollouts=1)
     steps = [split_at_random(phases=2, prompts_per_phase=2), fix_group_size(rollouts=2)]
     plan = plan_curriculum(profile_of([0.5] * 5), steps, seed=0)
-    with pytest.raises(ParameterError, match="must be at most 2"):
+    with pytest.raises(ParameterError, match=r"with prompts, \[1, 2\], got 3"):
         select_phase(plan, 3)

@@ -366,7 +366,7 @@ SOUND_SELECTIONS = {
         selection=(VISIT,),
     ),
     "signal": allocating(),
-    "signal with chances": allocating(weights="ht"),
+    "signal with chances": replace(allocating(weights="ht"), optimizer_steps_per_iteration=1),
 }
 CASES |= {
     "skipping and resampling": (spending(SKIP, RESAMPLE), ("U19", "ERROR")),
@@ -432,6 +432,10 @@ CASES |= {
     "chances that no average reads": (
         replace(allocating(weights="ht"), links=grpo().links),
         ("H27", "ERROR"),
+    ),
+    "chances of several updates": (
+        replace(allocating(weights="ht"), optimizer_steps_per_iteration=2),
+        ("H33", "WARN"),
     ),
     "signal of reused rollouts": (
         replace(allocating(), selection=(SIGNAL, REUSE)),

@@ -29,12 +29,15 @@ SUCCESSES = {
     "best-1": (3, 3),
     "unsafe-1": (4, 4),
 }
+JUDGE = "artifacts/plugins/judge.json"
 EACH_DEPS = [
     "artifacts/policies/base",
     "artifacts/policies/${key}",
     "artifacts/prompts/eval.parquet",
+    JUDGE,
 ]
 PIPELINE = {
+    "check": {"cmd": "true", "outs": [JUDGE]},
     "prepare": {"cmd": "true", "outs": ["artifacts/prompts/eval.parquet"]},
     "base": {
         "cmd": "true",
@@ -43,7 +46,7 @@ PIPELINE = {
     },
     "evaluate-base": {
         "cmd": "true",
-        "deps": [EACH_DEPS[0], EACH_DEPS[2]],
+        "deps": [EACH_DEPS[0], *EACH_DEPS[2:]],
         "params": ["seed", "evaluation"],
         "outs": ["artifacts/evaluations/base.parquet"],
     },
@@ -128,9 +131,9 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dump_yaml({**params, "rounds": {name: {"rate": 0.1} for name in names}})
     )
     (root / "dvc.yaml").write_text(dump_yaml({"stages": PIPELINE}))
-    prompts = root / "artifacts/prompts/eval.parquet"
-    prompts.parent.mkdir(parents=True)
-    prompts.write_text("prompts")
+    for path in (root / "artifacts/prompts/eval.parquet", root / JUDGE):
+        path.parent.mkdir(parents=True)
+        path.write_text(path.stem)
     for value, (name, successes) in enumerate(SUCCESSES.items()):
         write_policy(root, name, value)
         write_results(root, name, *successes)

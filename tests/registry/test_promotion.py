@@ -21,6 +21,7 @@ from tests import tiny_pipeline
 from tests.faults import FaultLine
 from tests.files import contents
 from tests.registry.conftest import (
+    JUDGE,
     MODEL,
     promote,
     record,
@@ -83,6 +84,14 @@ def evaluate_otherwise(root: Path) -> None:
     tiny_pipeline.commit(root, "more rollouts")
 
 
+def change_the_judge(root: Path) -> None:
+    """A part of one's own, whose file has changed."""
+    (root / JUDGE).write_text("another judge")
+    record(root, "check")
+    record(root, "evaluate@best-1")
+    tiny_pipeline.commit(root, "another judge")
+
+
 def evaluate_on_fewer(root: Path) -> None:
     """The table loses prompts, though the stage read the same ones."""
     path = root / "artifacts/evaluations/best-1.parquet"
@@ -114,6 +123,7 @@ REFUSALS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "other results": ("best-1", change_results, r"best-1\.parquet: differs from dvc\.lock"),
     "nothing committed": ("best-1", leave_uncommitted, r"changes that are not committed"),
     "another evaluation": ("best-1", evaluate_otherwise, r"are not those of the champion's"),
+    "another judge": ("best-1", change_the_judge, r"are not those of the champion's"),
     "fewer prompts": ("best-1", evaluate_on_fewer, r"was evaluated on other prompts"),
 }
 RARE = (
@@ -197,6 +207,18 @@ def test_decisions_are_a_history_and_the_aliases_say_what_is_live(workspace: Pat
         "rolled back: champion again, in place of version 4",
     ]
     assert before["4"][1:] == ["withdrawn: rolled back to version 1"]
+
+
+def test_a_champion_is_promoted_again_with_another_evaluation(workspace: Path):
+    """Then the next policy is compared with it."""
+    change_the_judge(workspace)
+    assert promote(workspace, "best-1")[0] == REFUSED
+    record(workspace, "evaluate@good-1")
+    tiny_pipeline.commit(workspace, "the champion by another judge")
+    assert promote(workspace, "good-1")[0] == PROMOTED
+    assert policy_of(CHAMPION) == "good-1"
+    assert "is the champion already" in promote(workspace, "good-1")[1]
+    assert promote(workspace, "best-1")[0] == PROMOTED
 
 
 def test_a_champion_can_be_loaded_where_it_was_not_made(workspace: Path, tmp_path: Path):

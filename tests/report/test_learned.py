@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -50,6 +51,23 @@ def test_a_round_without_a_mixed_group_learned_nothing_and_says_why(
     write_page(artifacts, params, artifacts / "report")
     page = (artifacts / "report" / PAGE).read_text()
     assert page.index(banner.title) < page.index("<header>")
+
+
+def test_a_rollout_that_was_not_judged_makes_no_group_mixed(
+    artifacts: Path, params: Parameters
+) -> None:
+    rewards = read_table(artifacts / "rewards/uniform-2.parquet", REWARDS)
+    is_failed = rewards.index == 0
+    change_rewards(
+        artifacts,
+        "uniform-2",
+        outcome=np.where(is_failed, 0.0, 1.0),
+        reward=np.where(is_failed, 0.0, 1.0),
+        status=np.where(is_failed, "failed", "scored"),
+    )
+    change_credit(artifacts, "uniform-2", advantage=0.0)
+    reason = explain_missing_signal(artifacts, params)["uniform-2"]
+    assert reason == "rewards were equal within every group (all 1)"
 
 
 @pytest.mark.parametrize("status", ["unparsable", "timed_out", "failed"])

@@ -54,6 +54,7 @@ def test_an_arm_that_grew_from_another_pays_for_its_rounds_and_its_profile(
     assert run.chain("uniform") == ["base", "sgpo-1", "uniform-2"]
     # Profile 50, sgpo-1 50, uniform-2 100.
     assert cost_of(run, "uniform-2", "uniform")["flops"] == 200
+    assert cost_of(run, "base", "uniform")["flops"] == PROFILE_FLOPS
 
 
 def test_signal_by_step_is_that_of_all_rounds_of_an_arm(read_with: ReadWith) -> None:

@@ -57,6 +57,21 @@ def test_directories_are_compared_by_arm_and_parameter(
     assert not any("not comparable" in each for each in lines)
 
 
+def test_entries_of_removed_rounds_do_not_count(read_with: ReadWith, tmp_path: Path) -> None:
+    """DVC keeps them in dvc.lock."""
+    write_run(read_with, tmp_path / "a", 1)
+    path = tmp_path / "a" / "dvc.lock"
+    lock = yaml.safe_load(path.read_text())
+    lock["stages"]["report"]["params"]["params.yaml"] |= {"rounds": {"b-1": {"arm": "b"}}}
+    of_stage = {
+        name: {"cmd": "x", "params": {"params.yaml": {"evaluation": {"rollouts": rollouts}}}}
+        for name, rollouts in (("evaluate@b-1", 16), ("evaluate@old-1", 8))
+    }
+    lock["stages"] |= of_stage
+    path.write_text(yaml.safe_dump(lock))
+    assert read_compared_run("a").params["evaluation.rollouts"] == 16
+
+
 def test_a_revision_is_read_from_git_and_the_cache(read_with: ReadWith, tmp_path: Path) -> None:
     git = ["git", "-c", "user.name=tests", "-c", "user.email=tests@example.invalid"]
     subprocess.run(["git", "init", "-q", "-b", "main"], check=True)
