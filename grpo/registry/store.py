@@ -366,7 +366,9 @@ def reached(uri: str) -> Iterator[None]:
 
 
 def _is_same_policy(version: ModelVersion, candidate: Candidate) -> bool:
-    return bool(version.tags.get("policy_digest") == candidate.policy.digest)
+    """Returns whether weights are equal, of which a policy stores what differs from its base."""
+    digests = [version.tags.get(f"{name}_digest") for name in ("policy", "base")]
+    return digests == [candidate.policy.digest, candidate.base.digest]
 
 
 def _is_evaluated_alike(version: ModelVersion, candidate: Candidate) -> bool:

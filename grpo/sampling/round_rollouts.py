@@ -124,7 +124,7 @@ def draw_round(
         wanted += ids.tolist()
         if len(wanted) >= prompts:
             break
-    if not wanted:
+    if judged and not wanted:
         require_judged(pd.concat(judged))
     kept = set(wanted[:prompts] or chosen["prompt_id"][:prompts])
     return _drawn(parts, _merge(parts, kept, source), len(candidates), skipped)
