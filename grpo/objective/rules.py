@@ -295,6 +295,12 @@ def behind_trust_region(plan: Plan) -> list[str]:
     return [link.name for link in late if "ratio" in link.kinds]
 
 
+def undivided_penalty(plan: Plan) -> list[str]:
+    scales = [index for index, link in enumerate(plan.links) if link.name == "scale_log_ratio"]
+    early = plan.links[: max(scales, default=0)]
+    return [link.name for link in early if "exact divergence" in link.kinds]
+
+
 def late_reward(plan: Plan) -> list[str]:
     baselines = [index for index, link in enumerate(plan.links) if "baseline" in link.kinds]
     late = plan.links[min(baselines, default=len(plan.links)) :]
@@ -1065,6 +1071,13 @@ RULES: tuple[Rule, ...] = (
         "with center_by_moving_average the advantages of a group of equal rewards are not 0; remove"
         " drop_uniform_groups to train on all groups, or set center_by_group_mean",
         filter_by_running_baseline,
+    ),
+    Rule(
+        "H34",
+        Severity.ERROR,
+        "an exact divergence is divided by the dimensions that scale_log_ratio states before it, "
+        "also in an algorithm such as flow_grpo; put it behind",
+        undivided_penalty,
     ),
     Rule(
         "H33",

@@ -393,6 +393,14 @@ def test_a_rollout_needs_no_more_positions_than_the_model_has(model: Any):
         policy(11).sample(["12345"], group_sizes=[2], generator=generator)
 
 
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_no_target_of_lora_shares_its_weight(target: str):
+    tied = LlamaForCausalLM(LlamaConfig(**{**LLAMA.to_dict(), "tie_word_embeddings": True}))
+    lora = Lora(rank=2, alpha=4, dropout=0.0, target_modules=["q_proj", target])
+    with pytest.raises(ParameterError, match=rf"got '{target}': \S+ has that of \S+; remove it"):
+        add_lora(tied, lora, seed=0)
+
+
 def test_every_target_of_lora_is_a_layer():
     lora = Lora(rank=2, alpha=4, dropout=0.0, target_modules=["q_proj", "v_prj"])
     with pytest.raises(

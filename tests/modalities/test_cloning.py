@@ -1,9 +1,13 @@
 """Behavior cloning: what is learned, and the same weights twice."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
+from grpo.errors import ParameterError
 from grpo.modalities.action_chunks.bases import CloningSettings, clone_demonstrations
 from grpo.modalities.action_chunks.model import ActionChunkModel, encode_instructions
 from grpo.modalities.action_chunks.simulation.base import Demonstration
@@ -40,6 +44,22 @@ def cloned() -> tuple[ActionChunkModel, list[float]]:
         CloningSettings(bin_spread=0.0, observation_noise=0.01),
     )
     return model, [each.loss for each in updates]
+
+
+@pytest.mark.parametrize("change", [{"is_solved": False}, {"action": np.zeros((1, 2))}])
+def test_what_cannot_be_cloned_is_left_out_or_refused(change: dict[str, object]):
+    """Scenes that the expert did not solve, and those shorter than a chunk."""
+    useless = [replace(each, **change) for each in demonstrations()]
+    model, short = tiny_model(), replace(SETTINGS, updates=1)
+
+    def train(shown: list[Demonstration]) -> float:
+        encode = partial(encode_instructions, TOKENIZER)
+        how = CloningSettings(bin_spread=0.0, observation_noise=0.0)
+        return next(clone_demonstrations(model, encode, shown, short, how)).loss
+
+    assert train([*useless, *demonstrations()]) > 0
+    with pytest.raises(ParameterError, match="has none in 2; lower"):
+        train(useless)
 
 
 def test_a_clone_does_what_it_is_told_and_is_the_same_twice():

@@ -57,6 +57,20 @@ def test_texts_that_would_be_cut_are_refused(text: str, message: str):
         next(base.warm_up(table))
 
 
+def test_a_fresh_pipeline_in_bfloat16_learns_and_needs_a_canvas_of_whole_patches():
+    params = tiny_params()
+    params = params.model_copy(
+        update={"machine": params.machine.model_copy(update={"dtype": "bfloat16"})}
+    )
+    table = pd.DataFrame({"prompt": ["2"] * 4, "solution": ["2"] * 4})
+    update = next(build_base(params, ROOT / "data").warm_up(table))
+    assert 0 < update.loss < 10
+    canvas = params.policy.canvas.model_copy(update={"height": params.policy.canvas.height + 1})
+    odd = params.model_copy(update={"policy": params.policy.model_copy(update={"canvas": canvas})})
+    with pytest.raises(ParameterError, match=r"policy\.canvas\.height must be a multiple of"):
+        next(build_base(odd, ROOT / "data").warm_up(table))
+
+
 def test_the_same_seed_gives_the_same_weights_and_cost():
     short = WarmupSettings(updates=3, rows_per_update=2, learning_rate=5e-3, seed=0)
     (first, _, once), (second, _, again) = (warmed(short, 0.5) for _ in range(2))

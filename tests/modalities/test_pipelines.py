@@ -237,6 +237,7 @@ def test_a_pipeline_whose_weights_are_not_those_of_its_configuration_is_refused(
     [
         (tiny_sd3, IMAGE.model_copy(update={"height": 18}), "height must be a multiple of 4"),
         (tiny_sd3, IMAGE.model_copy(update={"frames": 5}), "frames must be 1 for images, got 5"),
+        (tiny_wan, CLIP.model_copy(update={"frames": 4}), "frames must be 1, 3, 5, ..., got 4"),
         (tiny_wan, CLIP.model_copy(update={"width": 7}), "width must be a multiple of 4, got 7"),
     ],
 )

@@ -40,6 +40,10 @@ def test_it_rises_after_a_block_that_is_not_above_the_block_before():
     assert raises_after(rising(), rewards) == [0, 0, 0, 0, 0, 1, 1, 1]
 
 
+def test_it_rises_at_equal_rewards_if_any_gain_would_do():
+    assert raises_after(rising(tolerance=0.0), [0.5] * 4) == [0, 0, 0, 1]
+
+
 def test_the_first_block_has_none_to_be_compared_with():
     assert raises_after(rising(), [0.0, 0.0]) == [0, 0]
 

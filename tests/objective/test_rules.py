@@ -444,6 +444,10 @@ CASES |= {
     "signal and a z-score": (replace(allocating(), links=grpo().links), ("U18", "WARN")),
     "noise levels of tokens": (plan_of(flash_grpo(dimensions=8)), ("H10", "ERROR")),
     "a penalty on denoising": (replace(plan_of(grpo(beta=0.04)), denoises=True), ("H12", "ERROR")),
+    "a penalty before the dimensions": (
+        replace(plan_of(chain(penalize_kl(0.04, "exact"), flow_grpo(8))), denoises=True),
+        ("H34", "ERROR"),
+    ),
     "a ratio over all dimensions": (replace(Z_SCORED, denoises=True), ("H11", "WARN")),
     "two weights by noise": (
         replace(plan_of(chain(flash_grpo(8), weigh_by_noise_std())), denoises=True),

@@ -89,15 +89,25 @@ def clone_demonstrations(
 ) -> Iterator[WarmupUpdate]:
     """Trains a model on all chunks of the demonstrations with cross-entropy over bins.
 
-    Sets the model's observation mean and scale to those of the demonstrations.
+    Leaves out demonstrations in which the expert fails, or that are shorter than a chunk. Sets the
+    model's observation mean and scale to those of the others.
 
     Args:
       encode: Maps instructions to tokens and their mask.
 
     Raises:
       DivergedError: As `grpo.modalities.shared.warmup.warm_up`.
+      ParameterError: If no demonstration is left.
     """
-    rows = _collect(demonstrations, encode, model.shape)
+    length = model.shape.length
+    usable = [each for each in demonstrations if each.is_solved and len(each.action) >= length]
+    if not usable:
+        raise ParameterError(
+            f"{PARAMS}: policy.base.warmup must have a scene that the expert solves in at least "
+            f"the {length} steps of policy.chunk.length, has none in {len(demonstrations)}; lower "
+            "warmup.noise or the length"
+        )
+    rows = _collect(usable, encode, model.shape)
     device = model.queries.device
     model.get_buffer("mean").copy_(rows.observation.mean(dim=0))
     model.get_buffer("scale").copy_(rows.observation.std(dim=0) + MIN_SCALE)
@@ -309,10 +319,7 @@ def clone_experts(
     table: pd.DataFrame,
     settings: WarmupSettings,
 ) -> Iterator[WarmupUpdate]:
-    """Trains a fresh model on expert demonstrations in the scenes of a table of schema WARMUP.
-
-    Leaves out scenes in which the expert fails.
-    """
+    """Trains a fresh model on expert demonstrations in the scenes of a table of schema WARMUP."""
     from grpo.modalities.action_chunks.simulation.experts import demonstrate
 
     warmup = policy.base.warmup
@@ -323,7 +330,7 @@ def clone_experts(
     return clone_demonstrations(
         model,
         lambda instructions: encode_instructions(tokenizer, instructions),
-        [each for each in shown if each.is_solved],
+        shown,
         settings,
         CloningSettings(bin_spread=warmup.bin_spread, observation_noise=warmup.observation_noise),
     )

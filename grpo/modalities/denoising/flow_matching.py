@@ -100,7 +100,7 @@ def _loss(
     """Returns the mean squared error of the velocity."""
     at = sigma.view(-1, *[1] * (clean.dim() - 1))
     output = pipeline.transformer(
-        hidden_states=((1 - at) * clean + at * noise).to(device),
+        hidden_states=((1 - at) * clean + at * noise).to(device, pipeline.transformer.dtype),
         timestep=(sigma * TIME).to(device),
         return_dict=False,
         **encode_captions(pipeline, captions, num_tokens),

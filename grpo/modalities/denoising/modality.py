@@ -141,7 +141,7 @@ class DenoisingSampling(SamplingParams):
     noise_level: Rate  # in units of `density`
     stochastic: Literal["all", "one_per_prompt"]  # the noisy steps within the window
     window: tuple[Annotated[int, Field(ge=0)], Positive]  # half-open range of steps
-    window_stride: Annotated[int, Field(ge=0)]  # shift of the window per round; 0: fixed
+    window_stride: Annotated[int, Field(ge=0)]  # shift of the window per iteration; 0: fixed
     scope: Scope | None  # measures a window per prompt instead
     variants: Variants | None
     guidance: Rate  # 1: none
@@ -221,7 +221,7 @@ class Denoising(Modality[DenoisingPolicyParams, DenoisingSampling, DenoisingDraw
     def round_draws(
         self, policy: DenoisingPolicyParams, sampling: DenoisingSampling, *, iterations_behind: int
     ) -> "Draws":
-        """Returns a decoding whose window of noisy steps moves by `window_stride` per round."""
+        """Returns a decoding whose window of noisy steps moves by `window_stride` per iteration."""
         from grpo.modalities.denoising.sde_steps import Denoising as Draws
 
         draws = Draws(

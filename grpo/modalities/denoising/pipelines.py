@@ -110,6 +110,11 @@ def find_canvas_error(pipeline: Any, canvas: Canvas) -> str | None:
     *frames, height, width = pixels_per_position(pipeline)
     if not frames and canvas.frames != 1:
         return f"frames must be 1 for images, got {canvas.frames}"
+    if frames:
+        factor, patch = _factors(pipeline)[0], _patches(pipeline)[0]
+        if (canvas.frames - 1) % factor or -(-canvas.frames // factor) % patch:
+            possible = [1 + factor * (n * patch - 1) for n in (1, 2, 3)]
+            return f"frames must be {', '.join(map(str, possible))}, ..., got {canvas.frames}"
     for name, side in (("height", height), ("width", width)):
         if getattr(canvas, name) % side:
             return f"{name} must be a multiple of {side}, got {getattr(canvas, name)}"

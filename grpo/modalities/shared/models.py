@@ -229,11 +229,27 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _require_targets(model: Any, targets: list[str]) -> None:
-    """Raises ParameterError for a target that matches no layer; peft ignores some of them."""
+    """Raises ParameterError for a target that matches no layer, or one with another's weight.
+
+    peft ignores some of the former, and warns of the latter: merged into the shared weight, the
+    adapter of one layer would change both.
+    """
     adaptable = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv1D)
-    names = [name for name, each in model.named_modules() if isinstance(each, adaptable)]
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, adaptable)}
+    names, of_weight = list(layers), dict[int, str]()
+    shared = dict[str, str]()
+    for name, layer in layers.items():
+        other = of_weight.setdefault(id(layer.weight), name)
+        if other != name:
+            shared |= {name: other, other: name}
     for target in targets:
-        if not any(name == target or name.endswith(f".{target}") for name in names):
+        matches = [name for name in names if name == target or name.endswith(f".{target}")]
+        for name in shared.keys() & {*matches}:
+            raise ParameterError(
+                f"{PARAMS}: policy.lora.target_modules must name layers with a weight of their "
+                f"own, got {target!r}: {name} has that of {shared[name]}; remove it"
+            )
+        if not matches:
             endings = sorted({name.rpartition(".")[2] for name in names})
             near = get_close_matches(target.rpartition(".")[2], endings, n=1, cutoff=0.0)
             raise ParameterError(

@@ -64,7 +64,7 @@ class RisingTemperature(Strict):
         total = state.get("total", 0.0) + mean_reward
         known = {"before": state["before"]} if "before" in state else {}
         if count == self.iterations:
-            is_flat = bool(known) and total / count - known["before"] < self.tolerance
+            is_flat = bool(known) and total / count - known["before"] <= self.tolerance
             known, count, total = {"before": total / count}, 0, 0.0
             if is_flat and cooldown <= 1 and raises < self.most_raises:
                 raises, cooldown = raises + 1, self.cooldown + 1
