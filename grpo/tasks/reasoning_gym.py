@@ -4,13 +4,13 @@ import json
 import random
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 from pydantic import Field
 
-from grpo.errors import GrpoError, ParameterError, brief
+from grpo.errors import ParameterError, refused_by_library
 from grpo.modalities.modality import TextWarmup
 from grpo.rewards._notations import COMPACT, NOTATIONS, Notation
 from grpo.rewards.reasoning_gym import generate
@@ -131,18 +131,14 @@ def create_dataset(family: str, difficulty: Mapping[str, Any], *, size: int, see
         return generate(family, size=size, seed=seed, **difficulty)
 
 
-@contextmanager
-def _explained(family: str) -> Iterator[None]:
+def _explained(family: str) -> AbstractContextManager[None]:
     """Converts whatever reasoning-gym raises about the settings of a family."""
-    try:
-        yield
-    except GrpoError:
-        raise
-    except Exception as error:  # noqa: BLE001  of a library: the types cannot be listed
-        reason = brief(error) or "its settings are out of range"
-        raise ParameterError(
-            f"{PARAMS}: task.families.{family} must be a reasoning-gym family: {reason}"
-        ) from None
+    where = f"{PARAMS}: task.families.{family}"
+    return refused_by_library(
+        lambda why: ParameterError(
+            f"{where} must be a reasoning-gym family with settings in its ranges, got {why}"
+        )
+    )
 
 
 def _unique_items(
