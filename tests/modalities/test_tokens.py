@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from grpo.errors import ArtifactError
+from grpo.modalities.modality import Lora
+from grpo.modalities.shared.models import add_lora
 from grpo.modalities.tokens.policy import Decoding
 from tests.modalities.tiny import seeded, tiny_policy
 
@@ -139,3 +141,12 @@ def test_sampled_steps_and_flops_are_counted():
     flops = policy.flops.forward(rows=1, query=3, context=3, logits=1)
     assert (policy.cost.sampled_steps, policy.cost.flops) == (5, flops)
     policy.decoding = Decoding(temperature=1.0, max_steps=2)
+
+
+def test_rollouts_are_read_again_with_an_adapter_on_the_embedding():
+    policy = tiny_policy()
+    lora = Lora(rank=2, alpha=4, dropout=0.0, target_modules=["q_proj", "embed_tokens"])
+    add_lora(policy.model, lora, seed=0)
+    trajectory, logp = policy.sample(["1"], group_sizes=[2], generator=seeded(0))
+    again, _ = policy.unpack(trajectory.pack(logp), trajectory.group)
+    assert torch.equal(again.tokens, trajectory.tokens)

@@ -132,7 +132,7 @@ class Seq2SeqPolicy(TextPolicy[Seq2SeqTrajectory]):
         Raises:
           ArtifactError: If tokens do not fit the model.
         """
-        vocabulary = self.model.get_input_embeddings().num_embeddings
+        vocabulary = self.model.get_input_embeddings().weight.shape[0]
         stored = unpack_texts(tensors, vocabulary, left=False)
         trajectory = Seq2SeqTrajectory(
             group=row,

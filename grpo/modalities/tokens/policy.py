@@ -170,7 +170,7 @@ class TokenPolicy(TextPolicy[TokenTrajectory]):
         Raises:
           ArtifactError: If tokens or routing do not fit the model.
         """
-        vocabulary = self.model.get_input_embeddings().num_embeddings
+        vocabulary = self.model.get_input_embeddings().weight.shape[0]
         stored = unpack_texts(tensors, vocabulary, left=True)
         trajectory = TokenTrajectory(
             group=row,

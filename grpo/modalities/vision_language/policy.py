@@ -117,7 +117,7 @@ class VisionLanguagePolicy(TextPolicy[VisionLanguageTrajectory]):
         Raises:
           ArtifactError: If tokens or images do not fit the model.
         """
-        vocabulary = self.model.get_input_embeddings().num_embeddings
+        vocabulary = self.model.get_input_embeddings().weight.shape[0]
         stored = unpack_texts(tensors, vocabulary, left=True)
         pixels = tensors["image_bytes"].long()
         is_byte = (pixels >= 0) & (pixels < 256)
