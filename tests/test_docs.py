@@ -40,6 +40,7 @@ from grpo.sampling.judging import judge_text
 from grpo.schema import Machine
 from grpo.tasks import find_task, task_kinds
 from grpo.tasks.base import TaskInputs
+from grpo.training.metrics import UpdateMetrics
 from grpo.types import Credit, Rollouts
 from grpo.wiring.allocation import build_curriculum, build_selection
 from grpo.wiring.objectives import build_objective
@@ -140,6 +141,12 @@ def test_the_table_of_rules_is_that_of_the_code():
     ids = {rule.id for rule in RULES}
     written = [row for row in rows(DOCS / "rules.md") if row[0] in ids]
     assert written == [[rule.id, rule.severity.name, rule.sentence] for rule in RULES]
+
+
+def test_the_table_of_columns_has_every_column_of_updates_in_order():
+    page = (DOCS / "pipeline.md").read_text().partition("## Columns of updates.csv")[2]
+    cells = re.findall(r"^\| (`.*?) \|", page.partition("\n## ")[0], re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(cells)) == [*UpdateMetrics.__dataclass_fields__]
 
 
 def test_the_table_of_pairs_is_what_the_rules_find():

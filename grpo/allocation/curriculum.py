@@ -369,7 +369,7 @@ def select_phase(curriculum: pd.DataFrame, phase: int) -> pd.DataFrame:
     if len(selected) == 0:
         there = sorted(map(int, curriculum["phase"].unique()))
         raise ParameterError(
-            f"phase must be a phase of the curriculum with prompts, {there}, got {phase}"
+            f"phase must be one of {there}, the phases of the curriculum with prompts, got {phase}"
         )
     return selected
 

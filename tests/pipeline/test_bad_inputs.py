@@ -244,7 +244,7 @@ PARAMETERS = [
         "params.yaml: arms.uniform.selection: skip_uniform_prompts needs 17 prompts, the phase "
         "has 16"),
     Bad("phase beyond the curriculum", "rollout@uniform-1", set_param("rounds.uniform-1.phase", 2),
-        r"params.yaml: rounds.uniform-1.phase: phase must be at most 1, .* got 2"),
+        r"params.yaml: rounds.uniform-1.phase: phase must be one of \[1\], .* got 2"),
     Bad("round that is not in params.yaml", "rollout@uniform-1",
         drop_param("rounds.uniform-1"), r"params.yaml: rounds.uniform-1 is missing"),
     Bad("arm that is not in params.yaml", "curriculum@uniform",
