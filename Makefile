@@ -57,7 +57,7 @@ test-laws:
 
 # Three jobs on two cores: stages and flows spend much of their time waiting. The longest start first.
 # Few jobs: each imports torch, transformers and the rest anew.
-JOBS := test-pipeline test-core test-flows test-models check
+JOBS := test-pipeline test-core test-flows test-models test-laws check
 test: setup
 	$(MAKE) --no-print-directory -j 3 $(JOBS)
 
@@ -70,7 +70,7 @@ test-flows:
 	pytest $(FLOWS)
 
 test-models:
-	pytest tests/modalities $(LAWS)
+	pytest tests/modalities
 
 test-core:
 	pytest $(addprefix --ignore=, tests/pipeline tests/modalities $(LAWS) $(FLOWS))
