@@ -169,8 +169,7 @@ class Registry:
             return Verdict(
                 difference=None,
                 reason="prompts, judge or parameters of its evaluation are not those of the "
-                f"champion's, version {champion.version}; evaluate both alike: evaluate the "
-                "champion anew and promote it again first",
+                f"champion's, version {champion.version}; evaluate both alike",
             )
         with tempfile.TemporaryDirectory() as folder:
             stored = self.file(champion, RESULTS, Path(folder))

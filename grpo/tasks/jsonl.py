@@ -144,7 +144,7 @@ def _entry(item: Mapping[str, Any], columns: Mapping[str, str], where: str) -> s
 def _plain(value: Any) -> Any:
     """Returns a value of a row for JSON: numbers as numbers, NaN as null; else _NO_JSON.
 
-    A number beyond the largest float is null, too.
+    A decimal number beyond the largest float is null, too.
 
     Raises:
       ValueError: If an integer has more digits than Python reads.

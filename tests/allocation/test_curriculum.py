@@ -175,7 +175,7 @@ def test_stages_are_the_families_in_the_stated_order():
 
 
 def test_a_group_that_is_more_than_a_phase_is_refused():
-    """Sizes 2, 2 and 8 of three phases: the second phase would have no prompt."""
+    """Sizes 2, 2 and 8 of three phases: the third phase would have no prompt."""
     steps = [size_groups_by_inverse_rate(2, 8), split_easy_to_hard(phases=3)]
     with pytest.raises(ParameterError, match="leaves phase 3 of 3 without a prompt"):
         plan_curriculum(profile_of([0.5, 0.5, 0.0]), steps, seed=0)
