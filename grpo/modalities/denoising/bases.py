@@ -14,10 +14,10 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection, UMT5Config
 from grpo.errors import ParameterError, refused_by_library
 from grpo.modalities.denoising.modality import DenoisingPolicyParams, FlowWarmup, ScratchFlowBase
 from grpo.modalities.denoising.pipelines import (
-    find_canvas_error,
     find_unsupported_component,
     find_unsupported_setting,
     library,
+    require_canvas,
     save_pipeline,
     silence_diffusers,
 )
@@ -290,8 +290,7 @@ def _match_flow(
 
     policy, task = params.policy, params.task
     canvas = policy.canvas
-    if misfit := find_canvas_error(pipeline, canvas):
-        raise ParameterError(f"{PARAMS}: policy.canvas.{misfit}")
+    require_canvas(pipeline, canvas)
     _require_room(policy, warmup, pipeline, task, table["solution"].tolist())
     drawing = Drawing(canvas.height, canvas.width, warmup.font_size, warmup.character_width)
     texts, moved = table["solution"].tolist(), task.pixels_per_frame

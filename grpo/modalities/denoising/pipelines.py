@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from safetensors import SafetensorError
 from torch import Tensor
 
-from grpo.errors import ArtifactError, MissingExtraError, brief, refused_by_library
+from grpo.errors import ArtifactError, MissingExtraError, ParameterError, brief, refused_by_library
 from grpo.modalities.denoising.modality import Canvas
 from grpo.modalities.denoising.sde_steps import require_falling
 from grpo.runtime.artifacts.files import read_json
@@ -105,8 +105,13 @@ def find_unsupported_setting(pipeline: Any) -> str | None:
     return None
 
 
-def find_canvas_error(pipeline: Any, canvas: Canvas) -> str | None:
-    """Returns why a pipeline cannot generate a canvas; None: it can."""
+def require_canvas(pipeline: Any, canvas: Canvas) -> None:
+    """Raises ParameterError unless a pipeline can generate a canvas."""
+    if misfit := _find_canvas_error(pipeline, canvas):
+        raise ParameterError(f"{PARAMS}: policy.canvas.{misfit}")
+
+
+def _find_canvas_error(pipeline: Any, canvas: Canvas) -> str | None:
     *frames, height, width = pixels_per_position(pipeline)
     if not frames and canvas.frames != 1:
         return f"frames must be 1 for images, got {canvas.frames}"

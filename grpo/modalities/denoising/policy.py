@@ -9,19 +9,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
-from grpo.errors import ArtifactError, ParameterError
+from grpo.errors import ArtifactError
 from grpo.modalities.denoising.adascope import Pilots, find_windows
 from grpo.modalities.denoising.modality import Canvas, DenoisingPolicyParams, Scope
 from grpo.modalities.denoising.pipelines import (
     condition_names,
     encode_captions,
-    find_canvas_error,
     find_unsupported_component,
     find_unsupported_setting,
     latent_shape,
     load_pipeline,
     num_positions,
     read_index,
+    require_canvas,
     sigmas_of,
     to_pixels,
 )
@@ -43,7 +43,6 @@ from grpo.modalities.shared.flops import count_pass
 from grpo.modalities.shared.packed import Layout, numbered
 from grpo.modalities.shared.restoring import restore_round
 from grpo.runtime.machine import DTYPES
-from grpo.schema import PARAMS
 from grpo.types import Cost, StepLogProbs
 
 
@@ -398,8 +397,7 @@ def load_denoising_policy(
     unread = find_unsupported_component(read_index(base)) or find_unsupported_setting(pipeline)
     if unread:
         raise ArtifactError(f"{base}: {unread}")
-    if misfit := find_canvas_error(pipeline, settings.canvas):
-        raise ParameterError(f"{PARAMS}: policy.canvas.{misfit}")
+    require_canvas(pipeline, settings.canvas)
     restore_round(params, pipeline.transformer, base=base, directory=directory)
     pipeline.to(params.machine.device)
     return DenoisingPolicy(
