@@ -41,7 +41,6 @@ from benchmarks import (
     translation_budget,
     translation_dates,
     translation_guards,
-    translation_warmup,
     vllm_sampling,
 )
 from benchmarks.demo import RESULTS, ROOT
@@ -128,7 +127,6 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("translation_methods", translation.gains_table, "translation"),
     ("translation_methods", translation.pairs_table, "translation"),
     ("translation_methods", translation.languages_table, "translation"),
-    ("translation_warmup", translation_warmup.table, "translation"),
     ("translation_budget", translation_budget.table, "translation"),
     ("translation_dates", translation_dates.scores_table, "translation"),
     ("translation_dates", translation_dates.differences_table, "translation"),

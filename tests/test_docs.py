@@ -381,7 +381,7 @@ def test_numbers_in_the_text_of_a_page_follow_from_the_committed_file(
     assert [each for each in claims(results_of(name)) if each not in text] == []
 
 
-OF_SEVERAL = {"peer_trl_run", "translation_warmup"}  # revisions; the pages say so
+OF_SEVERAL = {"peer_trl_run"}  # revisions; the pages say so
 WITHOUT = {  # a revision
     *("gpu", "gpu_before"),  # the digest of the code stands beside each part
     "same_bytes",  # compares two
