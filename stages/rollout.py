@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from grpo.errors import located
 from grpo.modalities.shared.directories import files_for_sampling, read_state
 from grpo.params.manifests import require_described
 from grpo.params.parameters import read_params
@@ -15,7 +16,7 @@ from grpo.wiring.prices import build_price
 from grpo.wiring.rollouts import draw_iteration, first_history, read_candidates
 from grpo.wiring.sampling_workers import SamplingSetup, make_sampling_work
 from stages.entry import run, scratch_of
-from stages.progress import shown
+from stages.progress import shown, warn
 
 
 def main(
@@ -79,6 +80,8 @@ def main(
             progress=progress,
         )
     usage.move("sampling", executor.seconds())
+    with located(f"rollout@{name}"):
+        warn(drawn.unjudged)
     with atomic_path(out) as temporary:
         write_round(temporary, drawn, has_selection=bool(selection.links))
     scratch.clear()

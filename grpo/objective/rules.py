@@ -29,6 +29,7 @@ class Plan:
     curriculum: tuple[Link, ...]
     group_sizes: frozenset[int]
     optimizer_steps_per_iteration: int  # of all passes
+    updates_per_iteration: int = 1  # of one pass
     iterations_per_round: int = 1
     staleness: int = 0  # iterations between the weights that sample and those that train
     refreshes_reference: bool = False  # the reference is the policy that a round starts from
@@ -460,7 +461,7 @@ def unread_chances(plan: Plan) -> list[str]:
 
 def chances_of_several_updates(plan: Plan) -> list[str]:
     weighted = plan.set_to("allocate_by_signal", weights="ht")
-    return weighted if plan.optimizer_steps_per_iteration > 1 else []
+    return weighted if plan.updates_per_iteration > 1 else []
 
 
 def prompts_without_chance(plan: Plan) -> list[str]:

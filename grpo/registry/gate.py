@@ -50,12 +50,8 @@ def judge(challenger: pd.DataFrame, champion: pd.DataFrame, bounds: Bounds) -> V
     first, second = tables.values()
     if not first.index.equals(second.index) or not (first["rollouts"] == second["rollouts"]).all():
         return Verdict(difference=None, reason="was evaluated on other prompts than the champion")
-    if len(first) < LEAST_PROMPTS:
-        return Verdict(
-            difference=None,
-            reason=f"was evaluated on {len(first)} prompts, fewer than the {LEAST_PROMPTS} that a "
-            "comparison needs; raise task.eval_prompts",
-        )
+    if reason := too_few_prompts(first):
+        return Verdict(difference=None, reason=reason)
     rates = pd.DataFrame({n: per_prompt_metrics(t)["mean_at_k"] for n, t in tables.items()})
     draws = draw_resamples(len(rates), resamples=RESAMPLES, seed=0)
     means = resample_means(rates, draws)
@@ -76,6 +72,16 @@ def judge(challenger: pd.DataFrame, champion: pd.DataFrame, bounds: Bounds) -> V
             f"{bounds.family:g}",
         )
     return Verdict(difference=gain, reason="")
+
+
+def too_few_prompts(evaluation: pd.DataFrame) -> str:
+    """Returns why a policy is refused whose evaluation has too few prompts; "" if it has not."""
+    if len(evaluation) >= LEAST_PROMPTS:
+        return ""
+    return (
+        f"was evaluated on {len(evaluation)} prompts, fewer than the {LEAST_PROMPTS} that a "
+        "comparison needs; raise task.eval_prompts"
+    )
 
 
 def say(interval: Interval) -> str:

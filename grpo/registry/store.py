@@ -21,7 +21,7 @@ from grpo.errors import ArtifactError, brief
 from grpo.lineage.lock import Artifact, file_digest
 from grpo.lineage.record import VIEW, dataset, open_store, tracking_uri
 from grpo.registry.candidate import Candidate, RefusedError, base_results, find_candidate
-from grpo.registry.gate import CHALLENGER, CHAMPION, Bounds, Verdict, judge, say
+from grpo.registry.gate import CHALLENGER, CHAMPION, Bounds, Verdict, judge, say, too_few_prompts
 from grpo.registry.remote import push
 from grpo.runtime.artifacts.files import host_lock
 from grpo.runtime.artifacts.tables import EVALUATION, read_table
@@ -164,7 +164,7 @@ class Registry:
             other = read_table(base_results(candidate, self.workspace), EVALUATION)
             return judge(own, other, bounds)
         if _is_same_policy(champion, candidate):  # stays champion, with another evaluation
-            return Verdict(difference=None, reason="")
+            return Verdict(difference=None, reason=too_few_prompts(own))
         if not _is_evaluated_alike(champion, candidate):
             return Verdict(
                 difference=None,
@@ -237,6 +237,8 @@ class Registry:
             said = f"gains {say(verdict.difference)} over {against}"
             if champion:
                 self._set(PREVIOUS, champion)
+        elif champion and self._is(PREVIOUS, champion):  # a promotion was killed: the same weights
+            self.client.delete_registered_model_alias(self.model, PREVIOUS)
         self._set(CHAMPION, version)
         self.client.delete_registered_model_alias(self.model, CHALLENGER)
         return _Outcome(
@@ -258,6 +260,10 @@ class Registry:
             raise RefusedError(
                 f"version {version.version} is only on this disk: {error}", version
             ) from None
+
+    def _is(self, alias: str, version: ModelVersion) -> bool:
+        found = self.version(alias)
+        return found is not None and found.version == version.version
 
     def _set(self, alias: str, version: ModelVersion) -> None:
         self.client.set_registered_model_alias(self.model, alias, version.version)

@@ -73,6 +73,7 @@ class DrawnRound:
     allocation: pd.DataFrame | None = (
         None  # schema ALLOCATION; None: no step of the selection has one
     )
+    unjudged: str | None = None  # what to warn of: rollouts, also dropped ones, without a judgment
 
 
 def draw_round(
@@ -88,7 +89,8 @@ def draw_round(
     """Returns a round's rollouts: of all candidates, or within the selection's budget.
 
     If no group is mixed when the budget ends, the first groups are kept. Then at least one rollout
-    must have been judged.
+    must have been judged. A batch whose rollouts all wait for an answer of the judge's server ends
+    the draw, because its groups would be dropped as uniform ones.
 
     Args:
       candidates: Columns prompt_id, prompt and, unless the selection sets it, rollouts; the phase,
@@ -120,14 +122,16 @@ def draw_round(
         ids = asked["prompt_id"]
         if not selection.keeps_uniform:
             judged.append(source.judge(part))
+            if (judged[-1]["status"] == "unanswered").all():
+                require_judged(judged[-1])
             ids = ids[ids.isin(mixed_prompts(judged[-1][is_judged(judged[-1])]))]
         wanted += ids.tolist()
         if len(wanted) >= prompts:
             break
-    if judged and not wanted:
-        require_judged(pd.concat(judged))
+    unjudged = require_judged(pd.concat(judged)) if judged else None
     kept = set(wanted[:prompts] or chosen["prompt_id"][:prompts])
-    return _drawn(parts, _merge(parts, kept, source), len(candidates), skipped)
+    drawn = _drawn(parts, _merge(parts, kept, source), len(candidates), skipped)
+    return replace(drawn, unjudged=unjudged)
 
 
 def executor_source(

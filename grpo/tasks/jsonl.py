@@ -314,11 +314,14 @@ def _object(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
 def _read_parquet(path: Path, names: Set[str]) -> Iterator[tuple[int, str, Any]]:
     try:
         table = parquet.read_table(path)
-        rows = table.to_pylist()
     except FileNotFoundError as error:
         raise AbsentError(f"{path}: must be a parquet file, {error}") from None
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise ArtifactError(f"{path}: must be a parquet file, {brief(error)}") from None
+    try:
+        rows = table.to_pylist()
+    except (pa.ArrowException, ValueError, OverflowError) as error:  # such as a date beyond 9999
+        raise ArtifactError(f"{path}: holds a value that Python lacks, {brief(error)}") from None
     for name, column in zip(table.column_names, table.columns):
         if name in names and pa.types.is_floating(column.type):
             _refuse_floats(path, name, column.to_pylist())

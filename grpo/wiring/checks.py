@@ -68,6 +68,7 @@ def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan
         curriculum=tuple(step.link for step in curriculum),
         group_sizes=selection.sizes.union(*(step.sizes for step in curriculum)),
         optimizer_steps_per_iteration=arm.training.optimizer_steps_per_iteration,
+        updates_per_iteration=arm.training.updates_per_iteration,
         iterations_per_round=arm.training.iterations_per_round,
         staleness=arm.training.staleness,
         refreshes_reference=arm.training.refreshes_reference,

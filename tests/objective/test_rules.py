@@ -366,7 +366,7 @@ SOUND_SELECTIONS = {
         selection=(VISIT,),
     ),
     "signal": allocating(),
-    "signal with chances": replace(allocating(weights="ht"), optimizer_steps_per_iteration=1),
+    "signal with chances and several passes": allocating(weights="ht"),
 }
 CASES |= {
     "skipping and resampling": (spending(SKIP, RESAMPLE), ("U19", "ERROR")),
@@ -434,7 +434,7 @@ CASES |= {
         ("H27", "ERROR"),
     ),
     "chances of several updates": (
-        replace(allocating(weights="ht"), optimizer_steps_per_iteration=2),
+        replace(allocating(weights="ht"), updates_per_iteration=2),
         ("H33", "WARN"),
     ),
     "signal of reused rollouts": (

@@ -19,7 +19,7 @@ from grpo.runtime.curves import EXPERIMENT, Curve, RoundCurve, curve_path, read_
 from tests.pipeline.processes import start_stage, until
 from tests.pipeline.test_iterations import ITERATIONS, NAME, command_of, online
 from tests.pipeline.workspaces import environment
-from tests.rewards.servers import as_json, serving
+from tests.rewards.servers import Response, as_json, serving, serving_paths
 
 # MLflow itself uses what SQLAlchemy deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -169,6 +169,28 @@ def test_training_goes_on_if_what_answers_is_no_mlflow(
         curve.update(rows(0, 2))
     assert curve.is_behind
     assert asked.keys == ["Basic " + base64.b64encode(b"a@b:c").decode()]
+
+
+@pytest.mark.usefixtures("workspace")
+@pytest.mark.parametrize("last", ["/runs/search", "/runs/create"])
+@pytest.mark.parametrize("found", [{}, {"runs": [{}], "run": {}}, {"runs": 5, "run": 5}, "x"])
+def test_training_goes_on_if_a_later_answer_is_not_mlflows(
+    monkeypatch: pytest.MonkeyPatch, last: str, found: object
+):
+    paths = list[str]()
+
+    def respond(path: str, body: Any) -> Response:
+        paths.append(path)
+        if "/experiments/" in path:
+            return as_json({"experiment": {"experiment_id": "1"}})
+        return as_json(found if path.endswith(last) else {})
+
+    with serving_paths(respond) as asked:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", asked.url)
+        curve = RoundCurve(arm="six", name="six-1", key="a", before=None)
+        curve.update(rows(0, 2))
+    assert curve.is_behind
+    assert any(each.endswith(last) for each in paths)
 
 
 @pytest.mark.usefixtures("workspace")

@@ -215,10 +215,31 @@ def test_a_champion_is_promoted_again_with_another_evaluation(workspace: Path):
     assert promote(workspace, "best-1")[0] == REFUSED
     record(workspace, "evaluate@good-1")
     tiny_pipeline.commit(workspace, "the champion by another judge")
+    registry = Registry(MODEL)
+    champion = registry.version(CHAMPION)
+    assert champion is not None
+    # As a killed promotion of another policy leaves it: a rollback would change no weights.
+    registry.client.set_registered_model_alias(MODEL, PREVIOUS, champion.version)
     assert promote(workspace, "good-1")[0] == PROMOTED
-    assert policy_of(CHAMPION) == "good-1"
+    assert [policy_of(each) for each in (CHAMPION, PREVIOUS)] == ["good-1", None]
+    assert registry.roll_back().outcome == REFUSED
     assert "is the champion already" in promote(workspace, "good-1")[1]
     assert promote(workspace, "best-1")[0] == PROMOTED
+    assert registry.roll_back().outcome == ROLLED_BACK
+    assert policy_of(CHAMPION) == "good-1"
+
+
+def test_a_champion_is_not_promoted_again_with_too_few_prompts(workspace: Path):
+    path = workspace / "artifacts/evaluations/good-1.parquet"
+    write_table(read_table(path, EVALUATION).head(5), path, EVALUATION)
+    change_the_judge(workspace)
+    record(workspace, "evaluate@good-1")
+    tiny_pipeline.commit(workspace, "the champion on five prompts")
+    outcome, said = promote(workspace, "good-1")
+    assert (outcome, said.partition(";")[0]) == (
+        REFUSED,
+        "was evaluated on 5 prompts, fewer than the 6 that a comparison needs",
+    )
 
 
 def test_a_champion_can_be_loaded_where_it_was_not_made(workspace: Path, tmp_path: Path):

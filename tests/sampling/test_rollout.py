@@ -193,6 +193,28 @@ def test_an_outage_is_no_round_without_mixed_groups(tmp_path: Path, judged: int)
         assert (drawn.counts.batches, drawn.counts.kept) == (3, 6)
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_an_outage_within_a_draw_ends_it_and_fewer_judgments_are_warned_of(
+    tmp_path: Path, share: float
+):
+    source = coins(1.0)
+    batches = list[Path]()
+
+    def judge(scratch: Path) -> pd.DataFrame:
+        rewards = source.judge(scratch)
+        batches.append(scratch)
+        lost = np.arange(len(rewards)) < share * len(rewards) * (len(batches) > 1)
+        return rewards.assign(status=np.where(lost, "unanswered", "scored"))
+
+    bounded = resample_uniform_groups(prompts=6, prompts_per_batch=4, max_batches=3)
+    pool = pd.DataFrame({"prompt_id": [f"p{each}" for each in range(100)]})
+    failing = source._replace(judge=judge)
+    with pytest.raises(ServerError, match="8 unanswered of 8") if share == 1.0 else nullcontext():
+        drawn = draw_round(bounded, pool, {}, source=failing, seed=0, scratch=tmp_path)
+        assert (drawn.unjudged or "").startswith("12 scored, 4 unanswered of 16 rollouts")
+    assert len(batches) == 2
+
+
 def test_a_round_has_mixed_groups_only_and_no_more_than_it_asks_for(resampled: DrawnRound):
     drawn, table = resampled, resampled.batch.table
     assert is_mixed(table).all()

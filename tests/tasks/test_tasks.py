@@ -351,7 +351,7 @@ def test_chats_arrays_parquet_and_other_columns_are_read(tmp_path: Path):
     assert read(table, evaluation).train.equals(plain.train)
     late = pa.array([2**40], pa.timestamp("s"))  # beyond the years that Python has
     parquet.write_table(pa.table({"prompt": ["a"], "answer": ["b"], "at": late}), table)
-    with pytest.raises(ArtifactError, match=r"train\.parquet: must be a parquet file"):
+    with pytest.raises(ArtifactError, match=r"train\.parquet: holds a value that Python lacks"):
         read(table, evaluation)
     table.write_text("no table")
     with pytest.raises(ArtifactError, match=r"train\.parquet: must be a parquet file"):
