@@ -154,6 +154,7 @@ def make_model(spec: dict[str, Any], block: dict[str, Any]) -> Model:
             training=_whole(block["training_flops"], config, block["vocabulary"]),
             shares_prompts=True,
             vocabulary=config.vocab_size,
+            has_plain_head=True,
         ),
     )
 

@@ -13,6 +13,7 @@ COST_MODEL = TokenCostModel(
     training=Coefficients(body=3000, attention=7, head=300),
     shares_prompts=True,
     vocabulary=259,
+    has_plain_head=True,
     always_scores_proximal=False,
     count_tokens=lambda prompts: [len(each) for each in prompts],
 )

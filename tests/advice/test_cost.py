@@ -32,6 +32,7 @@ def cost_model_of(policy) -> TokenCostModel:
         training=policy.flops.training,
         shares_prompts=policy.forward.can_share,
         vocabulary=policy.model.config.vocab_size,
+        has_plain_head=policy.forward.has_plain_head,
         always_scores_proximal=False,
         count_tokens=lambda prompts: policy.encode(prompts)[1].sum(dim=1).tolist(),
     )
@@ -43,9 +44,12 @@ def lengths_of(trajectory) -> np.ndarray:
     return torch.stack([trajectory.group, tokens, trajectory.mask.sum(dim=1)], dim=1).numpy()
 
 
+@pytest.mark.parametrize("head", ["plain", "of the model"])
 @pytest.mark.parametrize("tokens", [10, 40, 10_000])
-def test_passes_over_rollouts_cost_what_the_policy_counts(tokens: int):
+def test_passes_over_rollouts_cost_what_the_policy_counts(tokens: int, head: str):
     policy, rollouts, trajectory = sampled_round()
+    if head != "plain":  # as with a model that scales or caps its logits
+        policy.forward._head = None
     cost_model = cost_model_of(policy)
     policy.cost = Cost()
     scores = compute_log_probs(policy, trajectory, rollouts.mask.float(), tokens)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from grpo.modalities.modality import RunParams
 from grpo.modalities.policy import Policy
-from grpo.modalities.shared.flops import Coefficients, total_flops
+from grpo.modalities.shared.flops import Coefficients, Pass, total_flops
 from grpo.modalities.tokens.forward import body_passes, head_passes
 from grpo.modalities.tokens.modality import TokenPolicyParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, load_token_policy
@@ -24,6 +24,7 @@ class TokenPassFlops:
     training: Coefficients  # forward plus backward
     shares_prompts: bool  # whether the rollouts of a microbatch share one pass over their prompt
     vocabulary: int  # decides whether the backward pass recomputes logits
+    has_plain_head: bool  # False: the model computes logits, also of padding
 
     def group_flops(
         self,
@@ -47,15 +48,21 @@ class TokenPassFlops:
 
     def microbatch_flops(self, rollouts: Int[np.ndarray, "rollout 3"], *, is_training: bool) -> int:
         """Returns the FLOPs of `ForwardPasses.log_prob` for a microbatch; see `PassFlops`."""
-        passes = body_passes(
-            rollouts=len(rollouts),
-            prompts=len(np.unique(rollouts[:, 0])),
-            width=int(rollouts[:, 1].max()),
-            steps=int(rollouts[:, 2].max()),
-            may_share=self.shares_prompts,
-        )
-        positions = int(rollouts[:, 2].sum())
-        passes += head_passes(positions, self.vocabulary, is_training=is_training)
+        width, steps = (int(rollouts[:, column].max()) for column in (1, 2))
+        if self.has_plain_head:
+            prompts = len(np.unique(rollouts[:, 0]))
+            passes = body_passes(
+                rollouts=len(rollouts),
+                prompts=prompts,
+                width=width,
+                steps=steps,
+                may_share=self.shares_prompts,
+            )
+            positions = int(rollouts[:, 2].sum())
+            passes += head_passes(positions, self.vocabulary, is_training=is_training)
+        else:
+            seen = width + steps - 1
+            passes = [Pass(rows=len(rollouts), query=seen, context=seen, logits=steps)]
         training = self.training if is_training else None
         return total_flops(passes, forward=self.forward, training=training)
 
@@ -117,6 +124,7 @@ def load_token_cost_model(
         training=loaded.flops.training,
         shares_prompts=loaded.forward.can_share and routing == "live",
         vocabulary=loaded.model.config.vocab_size,
+        has_plain_head=loaded.forward.has_plain_head,
         always_scores_proximal=routing == "replay_proximal",
         count_tokens=count_tokens,
     )

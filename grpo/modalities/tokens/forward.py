@@ -294,6 +294,11 @@ class ForwardPasses:
         # Not bitwise equal: torch may choose another kernel.
         return float((by_bias - by_mask).abs().max()) <= 0.05 * float(by_mask.abs().max())
 
+    @property
+    def has_plain_head(self) -> bool:
+        """Whether logits are a product with the output layer; else the model computes them."""
+        return self._head is not None
+
     @torch.no_grad()
     def _find_head(self) -> nn.Linear | None:
         """Returns the output layer; None if the model post-processes its logits (caps, scales)."""
