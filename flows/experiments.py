@@ -28,6 +28,7 @@ from grpo.runtime.markdown import markdown_table
 from grpo.schema import PARAMS
 
 Settings = Mapping[str, str]  # value by parameter path
+UNTRACKED = ("ls-files", "--others", "--exclude-standard", "--", *("grpo", "plugins", "data"))
 
 
 def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
@@ -37,7 +38,8 @@ def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
     not run again.
 
     Raises:
-      ParameterError: If a path is not in params.yaml, is given twice or has no value.
+      ParameterError: If a path is not in params.yaml, is given twice or has no value, or if a file
+        that stages may read is not tracked.
     """
     known = flatten(read_content(workspace / PARAMS))
     values: dict[str, list[str]] = {}
@@ -54,6 +56,10 @@ def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
         raise ParameterError(
             f"{workspace}: must be a git repository with a commit, from which experiments start; "
             "run git add -A && git commit"
+        )
+    if untracked := git(workspace, *UNTRACKED).split("\n")[0]:
+        raise ParameterError(
+            f"{untracked}: is not tracked, so that no experiment sees it; run git add {untracked}"
         )
     return {f"sweep-{digest([], [each, start])[:10]}": each for each in found}
 

@@ -1,6 +1,7 @@
 """Follows docs/own-run.md from a clone to a finished run with a task, judge, link and model."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import textwrap
@@ -39,7 +40,9 @@ def clone(tmp_path: Path) -> Path:
             shutil.copyfile(ROOT / name, tmp_path / name)
     run(tmp_path, "git init -q")
     run(tmp_path, "git add -A")
-    run(tmp_path, "git -c user.name=t -c user.email=t@example.invalid commit -q -m clone")
+    for key, value in (("name", "t"), ("email", "t@example.invalid")):
+        run(tmp_path, f"git config user.{key} {value}")
+    run(tmp_path, "git commit -q -m clone")
     policy = tiny_policy()
     for part in (policy.model, policy.tokenizer):
         part.save_pretrained(tmp_path / "data/my-model")
@@ -49,7 +52,7 @@ def clone(tmp_path: Path) -> Path:
 def run(place: Path, command: str) -> str:
     environment = {**tiny_pipeline.environment(), "PYTHONPATH": str(place)}
     done = subprocess.run(
-        command.split(), cwd=place, env=environment, capture_output=True, text=True
+        shlex.split(command), cwd=place, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
@@ -82,6 +85,13 @@ def test_the_page_leads_to_a_finished_run_without_an_edit_of_the_library(clone: 
     changed = run(clone, "git status --porcelain --untracked-files=all").split("\n")
     folders = {each[3:].split("/")[0] for each in changed if each}
     assert folders == {"plugins", "my-run.yaml", "params.yaml", "dvc.lock", "data"}
+    with pytest.raises(AssertionError, match=r"data/my-model/\S+: is not tracked, .* run git add"):
+        run(clone, "python -m flows.sweep --set seed=0,1,2")
+    told = commands()[commands().index("make demo RECIPE=my-run.yaml") + 1 :]
+    for command in told[: told.index("python -m flows.sweep --set seed=0,1,2")]:
+        run(clone, command)
+    table = run(clone, "python -m flows.sweep --set seed=1")
+    assert all(f"{arm} gain over base" in table for arm in ("own", "whole")), table
 
 
 @pytest.mark.long

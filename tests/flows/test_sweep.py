@@ -83,3 +83,14 @@ def test_what_cannot_be_set_is_named(fresh_pipeline: Path, given: str) -> None:
         combinations(fresh_pipeline, [given])
     with pytest.raises(ParameterError, match="given once"):
         combinations(fresh_pipeline, ["seed=1", "seed=2"])
+
+
+def test_a_file_that_no_experiment_would_see_is_named(fresh_pipeline: Path) -> None:
+    from flows.experiments import combinations
+
+    (fresh_pipeline / "plugins").mkdir(exist_ok=True)
+    (fresh_pipeline / "plugins/mine.py").write_text("")
+    with pytest.raises(ParameterError, match=r"^plugins/mine\.py: is not tracked, .*git add plug"):
+        combinations(fresh_pipeline, ["seed=1"])
+    tiny_pipeline.run(fresh_pipeline, "git", "add", "plugins/mine.py")
+    assert len(combinations(fresh_pipeline, ["seed=1"])) == 1
