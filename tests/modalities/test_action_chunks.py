@@ -128,8 +128,8 @@ def test_an_environment_that_fails_leaves_no_steps_and_no_trace_in_the_others(
     assert endings == [failed, Ending.STEP_LIMIT, failed, failed, late, Ending.SUCCESS]
     assert trajectory.mask.sum(dim=1).tolist() == [0, 4, 0, 0, 0, 1]
     texts = actor.decode(trajectory)
-    assert texts[0] == "failed after 0 steps"
-    assert texts[4] == "timed out after 0 steps"
+    assert texts[0] == "the environment failed"
+    assert texts[4] == "the environment timed out"
     assert torch.isfinite(logp).all()
     assert len(trajectory.pack(logp)["executed"]) == 5
 

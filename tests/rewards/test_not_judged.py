@@ -173,9 +173,9 @@ def test_a_round_is_read_as_if_what_was_not_judged_had_not_been_drawn(failed: se
 def test_a_round_of_which_nothing_was_judged_is_refused_with_the_first_reason():
     batch = sampled()
     write_rollouts(Path("round"), batch)
-    rewards = rewards_of(batch, set(range(36))).assign(detail="RuntimeError: failed after 0 steps")
+    rewards = rewards_of(batch, set(range(36))).assign(detail="RuntimeError: it failed")
     write_table(rewards, Path("rewards.parquet"), REWARDS)
-    with pytest.raises(ArtifactError, match=r"none of 36 does; the first is p.* failed after 0"):
+    with pytest.raises(ArtifactError, match=r"none of 36 does; the first is p.* it failed"):
         read_trainable_rollouts(
             tiny_policy().layout, Path("round"), Path("rewards.parquet"), SHAPING
         )

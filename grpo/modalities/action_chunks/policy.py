@@ -41,8 +41,8 @@ from grpo.types import Cost, StepLogProbs
 ENDED = {
     Ending.STEP_LIMIT: "no success in {} steps",
     Ending.SUCCESS: "success after {} steps",
-    Ending.FAILED: "failed after {} steps",
-    Ending.TIMED_OUT: "timed out after {} steps",
+    Ending.FAILED: "the environment failed",
+    Ending.TIMED_OUT: "the environment timed out",
 }
 CRASHED = (Ending.FAILED, Ending.TIMED_OUT)
 SIMULATOR = "grpo.modalities.action_chunks.simulation.metaworld:MetaWorld"
@@ -199,7 +199,7 @@ class ActionChunkPolicy(Policy[ChunkTrajectory]):
         return StepLogProbs(logp=logp.masked_scatter(chosen, summed), entropy=entropy)
 
     def decode(self, trajectory: ChunkTrajectory) -> list[str]:
-        """Returns each rollout's ending with its number of simulator steps."""
+        """Returns each rollout's ending; without a failure, also its number of simulator steps."""
         steps = torch.zeros(trajectory.mask.shape, dtype=torch.long)
         steps = steps.masked_scatter(trajectory.mask, trajectory.executed).sum(dim=1)
         return [
