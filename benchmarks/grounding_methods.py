@@ -51,8 +51,12 @@ Runs = dict[str, dict[str, list[Point]]]
 
 def main() -> None:
     """Runs the given seeds and writes the results of all finished seeds."""
+    spec = read_spec()
     results = record_seeds(
-        "grounding_methods", read_spec(), run_seed, lambda runs: {"summary": summarize(runs)}
+        "grounding_methods",
+        spec,
+        lambda seed: run_seed(seed, spec, WORK),
+        lambda runs: {"summary": summarize(runs)},
     )
     save_figure(draw(results["runs"]), FIGURE)
     print(table(results), revisions_table(results), sep="\n\n")
@@ -65,10 +69,10 @@ def read_spec() -> dict[str, Any]:
     return spec
 
 
-def run_seed(seed: int) -> dict[str, list[Point]]:
+def run_seed(seed: int, spec: dict[str, Any], work: Path) -> dict[str, list[Point]]:
     """Returns, per arm, cumulative FLOPs and scores after each round, the base first."""
-    params = parameters(seed)
-    workspace = WORK / str(seed)
+    params = parameters(seed, spec)
+    workspace = work / str(seed)
     make_workspace(workspace, params)
     run_stages(workspace)
     artifacts = workspace / "artifacts"
@@ -91,7 +95,7 @@ def run_seed(seed: int) -> dict[str, list[Point]]:
 
 def train_arms(seed: int, arms: Collection[str] = ()) -> Path:
     """Runs a seed's base and arms, without evaluations, and returns the workspace of `run_seed`."""
-    params = parameters(seed)
+    params = parameters(seed, read_spec())
     workspace = WORK / str(seed)
     make_workspace(workspace, params)
     wanted = {*arms, *(name for name, each in params["rounds"].items() if each["arm"] in arms)}
@@ -101,13 +105,13 @@ def train_arms(seed: int, arms: Collection[str] = ()) -> Path:
     return workspace
 
 
-def parameters(seed: int) -> dict[str, Any]:
-    """Returns the recipe with this benchmark's arms, rounds and a judge of distances."""
-    spec = read_spec()
+def parameters(seed: int, spec: dict[str, Any]) -> dict[str, Any]:
+    """Returns the recipe with a benchmark's arms, rounds and a judge of distances."""
     params: dict[str, Any] = read_content(RECIPE)
     params |= {"seed": seed, "arms": spec["arms"], "rounds": {}}
     params["task"]["revised_pairs"] = spec["revised_pairs"]
     params["policy"]["base"]["warmup"]["updates"] = spec["warmup_updates"]
+    params["reward"] |= spec.get("reward", {})
     (boxes,) = params["reward"]["judges"]
     params["reward"]["judges"].append({**boxes, "judge": "box_distance", "weight": 0.0})
     for arm in spec["arms"]:
@@ -193,7 +197,7 @@ def draw(runs: Runs) -> Figure:
         figure = Figure(figsize=(11.5, 7.5), layout="constrained")
         grid = figure.subplots(2, len(PARTS), sharex=True)
         for axes, name in zip(grid.flat, MEASURES):
-            for index, arm in enumerate(read_spec()["arms"]):
+            for index, arm in enumerate(_in_order(next(iter(runs.values())))):
                 points = np.array(
                     [
                         [[each["flops"], each[name] - run[arm][0][name]] for each in run[arm]]
@@ -213,7 +217,7 @@ def draw(runs: Runs) -> Figure:
 def table(results: dict[str, Any]) -> str:
     """Returns the summary as the Markdown table of docs/methods/group_revision.md."""
     rows = []
-    for arm in read_spec()["arms"]:
+    for arm in _in_order(results["summary"]):
         found = results["summary"][arm]
         cells = [in_words(found[name]["gain"], "+.3f") for name in MEASURES]
         rows.append([arm, *cells])
@@ -223,10 +227,15 @@ def table(results: dict[str, Any]) -> str:
     return markdown_table(["arm", *MEASURES], rows)
 
 
+def _in_order(arms: Collection[str]) -> list[str]:
+    """Returns arms in the order of the file of arms."""
+    return [name for name in read_spec()["arms"] if name in arms]
+
+
 def revisions_table(results: dict[str, Any]) -> str:
     """Returns what revisions improved, by arm and round, as a Markdown table."""
     rows = []
-    for arm in read_spec()["arms"]:
+    for arm in _in_order(results["summary"]):
         found = results["summary"][arm]
         if "revisions" in found:
             by_round = zip(*(found["revisions"][name] for name in REVISED))
@@ -245,7 +254,7 @@ def claims(results: dict[str, Any]) -> list[str]:
         found = [run[arm][2][name] - run[other][rounds][name] for run in runs]
         return in_words(mean_interval(found), "+.3f")
 
-    arms = [arm for arm in read_spec()["arms"] if arm != REFERENCE]
+    arms = [arm for arm in _in_order(results["summary"]) if arm != REFERENCE]
     return [
         *(f"{difference(arm)} for `{arm}`" for arm in arms),
         f"on all prompts it is {difference('mixed', part=PARTS[0])}",

@@ -38,7 +38,6 @@ from benchmarks import (
     staleness,
     step_profile,
     translation,
-    translation_budget,
     translation_dates,
     translation_guards,
     vllm_sampling,
@@ -127,7 +126,6 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("translation_methods", translation.gains_table, "translation"),
     ("translation_methods", translation.pairs_table, "translation"),
     ("translation_methods", translation.languages_table, "translation"),
-    ("translation_budget", translation_budget.table, "translation"),
     ("translation_dates", translation_dates.scores_table, "translation"),
     ("translation_dates", translation_dates.differences_table, "translation"),
     ("translation_dates", translation_dates.influence_table, "translation"),
@@ -207,7 +205,6 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("peer_trl_run", peer_trl_run.half_claims, "speed"),
     ("peer_trl_run_replay", replay.claims, "speed"),
     ("translation_methods", translation.claims, "translation"),
-    ("translation_budget", translation_budget.claims, "translation"),
     ("translation_dates", translation_dates.claims, "translation"),
     ("grounding", recipe_claims.durations, "own-model"),
 ]

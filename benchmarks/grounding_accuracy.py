@@ -1,0 +1,44 @@
+"""Compares Group Revision with GRPO where the reward is the paper's: an answer is right or wrong.
+
+python -m benchmarks.grounding_accuracy 0 1 2 3 4   # runs missing stages, then writes the results
+python -m benchmarks.grounding_accuracy             # prints the table of the results
+
+Arms and model are those of benchmarks.grounding_methods, with two changes: the reward is 1 if the
+IoU is at least 0.5, and the wrong answers that the warm-up shows are far from the right ones. The
+runs of a seed are under .work/ and resume after an interruption; remove that folder after a change
+of code. Writes results/grounding_accuracy.json.
+"""
+
+from typing import Any
+
+from benchmarks.demo import ROOT
+from benchmarks.grounding_methods import read_spec, run_seed, summarize, table
+from benchmarks.seeds import record_seeds
+
+WORK = ROOT / ".work" / "grounding_accuracy"
+ARMS = ("grpo", "published", "repaired", "mixed")
+FAR = {"right": 0.0, "shift": 24}  # of revised_pairs; an image has 48 pixels
+
+
+def main() -> None:
+    """Runs the given seeds and prints the table of all finished seeds."""
+    spec = read_accuracy_spec()
+    results = record_seeds(
+        "grounding_accuracy",
+        spec,
+        lambda seed: run_seed(seed, spec, WORK),
+        lambda runs: {"summary": summarize(runs)},
+    )
+    print(table(results))
+
+
+def read_accuracy_spec() -> dict[str, Any]:
+    """Returns the arms, and what differs from the recipe."""
+    spec = read_spec()
+    arms = {name: spec["arms"][name] for name in ARMS}
+    pairs = {**spec["revised_pairs"], **FAR}
+    return {**spec, "arms": arms, "revised_pairs": pairs, "reward": {"maximize": "outcome"}}
+
+
+if __name__ == "__main__":
+    main()
