@@ -16,7 +16,7 @@ from benchmarks.grounding_methods import read_spec, run_seed, summarize, table
 from benchmarks.seeds import record_seeds
 
 WORK = ROOT / ".work" / "grounding_accuracy"
-ARMS = ("grpo", "published", "repaired", "mixed")
+ARMS = ("grpo", "published", "mixed")
 FAR = {"right": 0.0, "shift": 24}  # of revised_pairs; an image has 48 pixels
 
 
