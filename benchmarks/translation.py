@@ -351,12 +351,27 @@ def claims(results: dict[str, Any]) -> list[str]:
     by = span([row["chrf_mean"]["value"] for row in gains.values()], ".2f")
     difference = results["summary"]["differences"]["composed - repaired"]["chrf_mean"]
     rewards = [run[BASE]["reward_mean"] for run in runs]
+    after = [np.mean([run[arm]["chrf_mean"] for run in runs]) for arm in gains]
+    shares = [
+        100
+        * np.mean([gain(run, arm, "mean", name) for run in runs])
+        / np.mean([1 - run[BASE]["languages"][name]["chrf_mean"] for run in runs])
+        for arm in gains
+        for name in runs[0][BASE]["languages"]
+    ]
+    warmest = [max(run[arm]["temperatures"], default=0.0) for run in runs for arm in gains]
+    time = np.mean([run["composed"]["cpu_seconds"] for run in runs])
+    other = np.mean([run["repaired"]["cpu_seconds"] for run in runs])
     ranks = [each for row in gains.values() for each in row["base_and_gain"]]
     clipped = [100 * run[arm]["clip_fraction"] for run in runs for arm in ("repaired", "published")]
     return [
         f"for at most {max(clipped):.2f} % of the steps",
         f"It is {max(ranks):.2f} or less for every arm and seed",
         f"from {scores['chrf_mean']} by {by} on average over languages",
+        f"After training it is {span(after, '.3f')}, still below the {scores['chrf_greedy']} of",
+        f"each language gains {span(shares)} % of its distance to 1",
+        f"It reached {span([each for each in warmest if each > 1], '.2f')} here",
+        f"{100 * time / other:.0f} % of its processor time",
         f"The training of an arm took {span(seconds)} s of processor time",
         "chrF++ {chrf_mean} (mean@8), {chrf_greedy} (greedy) and reward {reward_mean}".format(
             **scores
