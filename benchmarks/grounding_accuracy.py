@@ -4,7 +4,7 @@ python -m benchmarks.grounding_accuracy 0 1 2 3 4   # runs missing stages, then 
 python -m benchmarks.grounding_accuracy             # prints the table of the results
 
 Arms and model are those of benchmarks.grounding_methods, with two changes: the reward is 1 if the
-IoU is at least 0.5, and the wrong answers that the warm-up shows are far from the right ones. The
+IoU is at least 0.5, and an object of the answers that the warm-up shows is moved much farther. The
 runs of a seed are under .work/ and resume after an interruption; remove that folder after a change
 of code. Writes results/grounding_accuracy.json.
 """

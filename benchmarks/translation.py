@@ -170,7 +170,7 @@ def scores_of(workspace: Path, name: str) -> Run:
     columns = {**{f"chrf_{key}": each for key, each in SCORES.items()}}
     columns |= {f"reward_{key}": each for key, each in REWARDS.items()}
     named = table.rename(columns={each: key for key, each in columns.items()})
-    by_language = named.groupby("family")[[*columns]].mean()
+    by_language = named.groupby("family")[list(columns)].mean()
     return {
         **{key: float(named[key].mean()) for key in columns},
         "languages": by_language.to_dict("index"),

@@ -4,6 +4,7 @@ Import it after `flows.settings.prepare_environment`; `python -m flows.sweep` do
 """
 
 import itertools
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +26,10 @@ from grpo.lineage.revision import git
 from grpo.params.recipes import read_content
 from grpo.runtime.artifacts.files import digest
 from grpo.runtime.markdown import markdown_table
-from grpo.schema import PARAMS
+from grpo.schema import DATA, PARAMS
 
 Settings = Mapping[str, str]  # value by parameter path
-UNTRACKED = ("ls-files", "--others", "--exclude-standard", "--", *("grpo", "plugins", "data"))
+CODE = ("grpo", "plugins", "stages")
 
 
 def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
@@ -57,11 +58,29 @@ def combinations(workspace: Path, given: Sequence[str]) -> dict[str, Settings]:
             f"{workspace}: must be a git repository with a commit, from which experiments start; "
             "run git add -A && git commit"
         )
-    if untracked := git(workspace, *UNTRACKED).split("\n")[0]:
+    if unseen := _unseen(workspace):
+        path, command = unseen
         raise ParameterError(
-            f"{untracked}: is not tracked, so that no experiment sees it; run git add {untracked}"
+            f"{path}: is not tracked, so that no experiment sees it; "
+            f"run {command} {shlex.quote(path)}"
         )
     return {f"sweep-{digest([], [each, start])[:10]}": each for each in found}
+
+
+def _unseen(workspace: Path) -> tuple[str, str] | None:
+    """Returns a path that stages may read and experiments do not see, and what tracks it."""
+    others = ("ls-files", "-z", "--others")
+    records = (f"{DATA}/*.dvc", f"{DATA}/.gitignore")
+    code = git(workspace, *others, "--exclude-standard", "--", *CODE, *records)
+    if code:
+        return code.split("\0")[0], "git add"
+    # Git also ignores weights and tables below data/.
+    for name in filter(None, git(workspace, *others, "--", str(DATA)).split("\0")):
+        top = Path(*Path(name).parts[:2])
+        is_record = top.suffix == ".dvc" or top.name == ".gitignore"
+        if not is_record and not (workspace / f"{top}.dvc").exists():
+            return str(top), "dvc add"
+    return None
 
 
 @flow(

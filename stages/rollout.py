@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from grpo.errors import located
 from grpo.modalities.shared.directories import files_for_sampling, read_state
 from grpo.params.manifests import require_described
 from grpo.params.parameters import read_params
@@ -80,8 +79,7 @@ def main(
             progress=progress,
         )
     usage.move("sampling", executor.seconds())
-    with located(f"rollout@{name}"):
-        warn(drawn.unjudged)
+    warn(drawn.unjudged)
     with atomic_path(out) as temporary:
         write_round(temporary, drawn, has_selection=bool(selection.links))
     scratch.clear()

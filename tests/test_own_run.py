@@ -85,7 +85,7 @@ def test_the_page_leads_to_a_finished_run_without_an_edit_of_the_library(clone: 
     changed = run(clone, "git status --porcelain --untracked-files=all").split("\n")
     folders = {each[3:].split("/")[0] for each in changed if each}
     assert folders == {"plugins", "my-run.yaml", "params.yaml", "dvc.lock", "data"}
-    with pytest.raises(AssertionError, match=r"data/my-model/\S+: is not tracked, .* run git add"):
+    with pytest.raises(AssertionError, match=r"data/my-model: is not tracked, .* run dvc add"):
         run(clone, "python -m flows.sweep --set seed=0,1,2")
     told = commands()[commands().index("make demo RECIPE=my-run.yaml") + 1 :]
     for command in told[: told.index("python -m flows.sweep --set seed=0,1,2")]:

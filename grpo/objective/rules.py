@@ -29,7 +29,7 @@ class Plan:
     curriculum: tuple[Link, ...]
     group_sizes: frozenset[int]
     optimizer_steps_per_iteration: int  # of all passes
-    updates_per_iteration: int = 1  # of one pass
+    updates_per_iteration: int  # of one pass
     iterations_per_round: int = 1
     staleness: int = 0  # iterations between the weights that sample and those that train
     refreshes_reference: bool = False  # the reference is the policy that a round starts from

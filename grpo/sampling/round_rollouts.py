@@ -89,8 +89,8 @@ def draw_round(
     """Returns a round's rollouts: of all candidates, or within the selection's budget.
 
     If no group is mixed when the budget ends, the first groups are kept. Then at least one rollout
-    must have been judged. A batch whose rollouts all wait for an answer of the judge's server ends
-    the draw, because its groups would be dropped as uniform ones.
+    must have been judged. A batch without a judgment because of a server that does not answer ends
+    the draw: its groups would be dropped as uniform ones.
 
     Args:
       candidates: Columns prompt_id, prompt and, unless the selection sets it, rollouts; the phase,
@@ -122,7 +122,8 @@ def draw_round(
         ids = asked["prompt_id"]
         if not selection.keeps_uniform:
             judged.append(source.judge(part))
-            if (judged[-1]["status"] == "unanswered").all():
+            lost = ~is_judged(judged[-1])
+            if lost.all() and (judged[-1]["status"] == "unanswered").any():
                 require_judged(judged[-1])
             ids = ids[ids.isin(mixed_prompts(judged[-1][is_judged(judged[-1])]))]
         wanted += ids.tolist()

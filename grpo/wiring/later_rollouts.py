@@ -125,8 +125,7 @@ class _OnlineRollouts:
             scratch=place / "batches",
             progress=lambda done, total: None,
         )
-        with located(f"train@{self.trainer.name}"):
-            self.warn(drawn.unjudged)
+        self.warn(drawn.unjudged)
         has_selection = bool(self.trainer.params.find_arm(self.trainer.arm).selection)
         with atomic_path(place / ROLLOUTS_FOLDER) as temporary:
             write_round(temporary, drawn, has_selection=has_selection)

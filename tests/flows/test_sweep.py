@@ -93,4 +93,14 @@ def test_a_file_that_no_experiment_would_see_is_named(fresh_pipeline: Path) -> N
     with pytest.raises(ParameterError, match=r"^plugins/mine\.py: is not tracked, .*git add plug"):
         combinations(fresh_pipeline, ["seed=1"])
     tiny_pipeline.run(fresh_pipeline, "git", "add", "plugins/mine.py")
+    model = fresh_pipeline / "data/my model"
+    model.mkdir(parents=True)
+    (model.parent / ".gitignore").write_text("*.safetensors\n.gitignore\n")
+    (model / "model.safetensors").write_text("")
+    with pytest.raises(ParameterError, match=r"^data/my model: is .* run dvc add 'data/my model'$"):
+        combinations(fresh_pipeline, ["seed=1"])
+    tiny_pipeline.run(fresh_pipeline, sys.executable, "-m", "dvc", "add", "data/my model")
+    with pytest.raises(ParameterError, match=r"run git add 'data/my model\.dvc'$"):
+        combinations(fresh_pipeline, ["seed=1"])
+    tiny_pipeline.run(fresh_pipeline, "git", "add", "data/my model.dvc")
     assert len(combinations(fresh_pipeline, ["seed=1"])) == 1

@@ -122,6 +122,7 @@ def plan_of(*methods: Method, advantage: tuple[Objective, ...] = Z_SCORED) -> Pl
         curriculum=(curriculum.split_at_random(1, 64).link, *steps),
         group_sizes=sizes,
         optimizer_steps_per_iteration=4,
+        updates_per_iteration=4,
         has_binary_reward=True,
         dropouts=frozenset(),
         selection=selection.links,

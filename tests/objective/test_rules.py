@@ -103,6 +103,7 @@ def plan_of(objective: Objective, *steps: str) -> Plan:
         curriculum=tuple(CURRICULUM[name] for name in curriculum),
         group_sizes=frozenset({8}),
         optimizer_steps_per_iteration=4,
+        updates_per_iteration=4,
         top_p=1.0,
         has_binary_reward=True,
         dropouts=frozenset(),
@@ -366,7 +367,9 @@ SOUND_SELECTIONS = {
         selection=(VISIT,),
     ),
     "signal": allocating(),
-    "signal with chances and several passes": allocating(weights="ht"),
+    "signal with chances and several passes": replace(
+        allocating(weights="ht"), updates_per_iteration=1
+    ),
 }
 CASES |= {
     "skipping and resampling": (spending(SKIP, RESAMPLE), ("U19", "ERROR")),
