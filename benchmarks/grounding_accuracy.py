@@ -12,8 +12,17 @@ of code. Writes results/grounding_accuracy.json.
 from typing import Any
 
 from benchmarks.demo import ROOT
-from benchmarks.grounding_methods import read_spec, run_seed, summarize, table
+from benchmarks.grounding_methods import (
+    PARTS,
+    REFERENCE,
+    gains_at_equal_flops,
+    read_spec,
+    run_seed,
+    summarize,
+    table,
+)
 from benchmarks.seeds import record_seeds
+from grpo.report.words import listed
 
 WORK = ROOT / ".work" / "grounding_accuracy"
 ARMS = ("grpo", "published", "mixed")
@@ -38,6 +47,17 @@ def read_accuracy_spec() -> dict[str, Any]:
     arms = {name: spec["arms"][name] for name in ARMS}
     pairs = {**spec["revised_pairs"], **FAR}
     return {**spec, "arms": arms, "revised_pairs": pairs, "reward": {"maximize": "outcome"}}
+
+
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns what the page says of single seeds."""
+    gains = [gains_at_equal_flops(run) for run in results["runs"].values()]
+    name = f"greedy IoU, {PARTS[1]}"
+    found = []
+    for arm in ARMS[1:]:
+        differences = [each[arm][name] - each[REFERENCE][name] for each in gains]
+        found.append(f"{listed([f'{each:+.3f}' for each in differences])} for `{arm}`")
+    return found
 
 
 if __name__ == "__main__":

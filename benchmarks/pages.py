@@ -23,6 +23,7 @@ from benchmarks import (
     faults,
     first_run,
     from_nothing,
+    grounding_accuracy,
     grounding_methods,
     grounding_revisions,
     grounding_transfer,
@@ -136,6 +137,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("grounding_methods", grounding_methods.revisions_table, "methods/group_revision"),
     ("grounding_revisions", grounding_revisions.table, "methods/group_revision"),
     ("grounding_transfer", grounding_transfer.table, "methods/group_revision"),
+    ("grounding_accuracy", grounding_accuracy.table, "methods/group_revision"),
 ]
 
 
@@ -147,6 +149,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("gpu", gpu_page.twins_claims, "../README"),
     ("gpu_before", gpu_page.before_claims, "../CHANGELOG"),
     ("grounding_methods", grounding_methods.claims, "methods/group_revision"),
+    ("grounding_accuracy", grounding_accuracy.claims, "methods/group_revision"),
     ("grounding_transfer", grounding_transfer.claims, "methods/group_revision"),
     ("from_nothing", lambda found: from_nothing.claims(found)[:1], "../README"),
     ("from_nothing", lambda found: from_nothing.claims(found)[1:], "recipes"),
