@@ -137,7 +137,7 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("grounding_methods", grounding_methods.revisions_table, "methods/group_revision"),
     ("grounding_revisions", grounding_revisions.table, "methods/group_revision"),
     ("grounding_transfer", grounding_transfer.table, "methods/group_revision"),
-    ("grounding_accuracy", grounding_accuracy.table, "methods/group_revision"),
+    ("grounding_accuracy", grounding_methods.table, "methods/group_revision"),
 ]
 
 
