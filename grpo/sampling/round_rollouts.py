@@ -121,11 +121,12 @@ def draw_round(
         parts.append(source.draw(asked, derive_seed(seed, "part", index), part))
         ids = asked["prompt_id"]
         if not selection.keeps_uniform:
-            judged.append(source.judge(part))
-            lost = ~is_judged(judged[-1])
-            if lost.all() and (judged[-1]["status"] == "unanswered").any():
-                require_judged(judged[-1])
-            ids = ids[ids.isin(mixed_prompts(judged[-1][is_judged(judged[-1])]))]
+            rewards = source.judge(part)
+            known = rewards[is_judged(rewards)]
+            if known.empty and (rewards["status"] == "unanswered").any():
+                require_judged(rewards)
+            judged.append(rewards)
+            ids = ids[ids.isin(mixed_prompts(known))]
         wanted += ids.tolist()
         if len(wanted) >= prompts:
             break

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 
 from grpo.modalities.modality import RunParams
 from grpo.modalities.policy import Policy
-from grpo.modalities.shared.flops import Coefficients, Pass, total_flops
-from grpo.modalities.tokens.forward import body_passes, head_passes
+from grpo.modalities.shared.flops import Coefficients, total_flops
+from grpo.modalities.tokens.forward import body_passes, head_passes, logits_passes
 from grpo.modalities.tokens.modality import TokenPolicyParams
 from grpo.modalities.tokens.policy import Decoding, TokenPolicy, load_token_policy
 
@@ -50,10 +50,9 @@ class TokenPassFlops:
         """Returns the FLOPs of `ForwardPasses.log_prob` for a microbatch; see `PassFlops`."""
         width, steps = (int(rollouts[:, column].max()) for column in (1, 2))
         if self.has_plain_head:
-            prompts = len(np.unique(rollouts[:, 0]))
             passes = body_passes(
                 rollouts=len(rollouts),
-                prompts=prompts,
+                prompts=len(np.unique(rollouts[:, 0])),
                 width=width,
                 steps=steps,
                 may_share=self.shares_prompts,
@@ -61,8 +60,7 @@ class TokenPassFlops:
             positions = int(rollouts[:, 2].sum())
             passes += head_passes(positions, self.vocabulary, is_training=is_training)
         else:
-            seen = width + steps - 1
-            passes = [Pass(rows=len(rollouts), query=seen, context=seen, logits=steps)]
+            passes = logits_passes(rollouts=len(rollouts), width=width, steps=steps)
         training = self.training if is_training else None
         return total_flops(passes, forward=self.forward, training=training)
 

@@ -111,6 +111,12 @@ def body_passes(
     return [Pass(rows=rollouts, query=seen, context=seen, logits=0)]
 
 
+def logits_passes(*, rollouts: int, width: int, steps: int) -> list[Pass]:
+    """Returns the pass of a model that computes logits itself, also those of padding."""
+    seen = width + steps - 1
+    return [Pass(rows=rollouts, query=seen, context=seen, logits=steps)]
+
+
 def head_passes(num_positions: int, vocabulary: int, *, is_training: bool) -> list[Pass]:
     """Returns the passes of the head over scored positions, including recomputation."""
     passes = [Pass(rows=1, query=0, context=0, logits=num_positions)]
@@ -382,7 +388,7 @@ class ForwardPasses:
             temperature,
             with_entropy=with_entropy,
         )
-        return scores, [Pass(rows=rows, query=width, context=width, logits=count)]
+        return scores, logits_passes(rollouts=rows, width=prompt.shape[1], steps=count)
 
     def _attention_inputs(self, mask: Bool[Tensor, "row seen"], new: int) -> _AttentionInputs:
         """Returns the attention inputs of the last `new` tokens on the model's device."""
