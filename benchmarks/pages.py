@@ -116,8 +116,10 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("bfloat16", bfloat16.gains_table, "speed"),
     ("bfloat16", bfloat16.drift_table, "speed"),
     ("peer_trl_tuning", tune.table, "speed"),
-    ("peer_trl_run", peer_trl_run.table, "speed"),
-    ("peer_trl_run", peer_trl_run.shares_table, "../README"),
+    ("peer_trl_run/0.2M", peer_trl_run.table, "speed"),
+    ("peer_trl_run/10.4M", peer_trl_run.table, "speed"),
+    ("peer_trl_run/10.4M-half", peer_trl_run.table, "speed"),
+    ("peer_trl_run/*", peer_trl_run.shares_table, "../README"),
     ("iteration_kills", iteration_kills.table, "faults"),
     ("staleness", staleness.table, "iterations"),
     ("translation", demo.table, "own-model"),
@@ -143,10 +145,10 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
 
 # Results, the words that follow from them, and the page whose text has these words.
 CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
-    ("gpu", lambda found: gpu_page.claims(found)[:1], "scale"),
-    ("gpu", lambda found: gpu_page.claims(found)[1:2], "../CHANGELOG"),
-    ("gpu", lambda found: gpu_page.claims(found)[2:], "own-model"),
-    ("gpu", gpu_page.twins_claims, "../README"),
+    (f"gpu/{gpu_page.H100}", lambda found: gpu_page.claims(found)[:1], "scale"),
+    (f"gpu/{gpu_page.H100}", lambda found: gpu_page.claims(found)[1:2], "../CHANGELOG"),
+    (f"gpu/{gpu_page.H100}", lambda found: gpu_page.claims(found)[2:], "own-model"),
+    ("gpu/*", gpu_page.twins_claims, "../README"),
     ("gpu_before", gpu_page.before_claims, "../CHANGELOG"),
     ("grounding_methods", grounding_methods.claims, "methods/group_revision"),
     ("grounding_accuracy", grounding_accuracy.claims, "methods/group_revision"),
@@ -197,15 +199,16 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("peer_trl", lambda found: peer_trl.claims(found)[:1], "../README"),
     ("peer_trl_tuning", tune.claims, "speed"),
     ("staleness", staleness.claims, "iterations"),
-    ("peer_trl_run", lambda found: peer_trl_run.claims(found)[1:], "speed"),
-    ("peer_trl_run", lambda found: peer_trl_run.claims(found)[:1], "../README"),
+    ("peer_trl_run/0.2M", peer_trl_run.claims, "speed"),
     (
-        "peer_trl_run",
-        lambda found: peer_trl_run.allocated_claims(found, "0.2M", DEFAULT)[:1],
+        "peer_trl_run/0.2M",
+        lambda found: peer_trl_run.allocated_claims(found, DEFAULT)[:1],
         "../README",
     ),
-    ("peer_trl_run", peer_trl_run.steps_claims, "speed"),
-    ("peer_trl_run", peer_trl_run.half_claims, "speed"),
+    ("peer_trl_run/10.4M", peer_trl_run.steps_claims, "speed"),
+    ("peer_trl_run/10.4M-half", peer_trl_run.half_claims, "speed"),
+    ("peer_trl_run/*", lambda found: peer_trl_run.memory_claims(found)[:1], "../README"),
+    ("peer_trl_run/*", lambda found: peer_trl_run.memory_claims(found)[1:], "speed"),
     ("peer_trl_run_replay", replay.claims, "speed"),
     ("translation_methods", translation.claims, "translation"),
     ("translation_dates", translation_dates.claims, "translation"),
@@ -226,7 +229,14 @@ def main() -> None:
 
 
 def results_of(name: str) -> dict[str, Any]:
-    """Returns the committed results of a benchmark."""
+    """Returns the committed results of a benchmark.
+
+    Args:
+      name: Of the file. Or of a folder and `/*`: its files, by name.
+    """
+    if name.endswith("/*"):
+        files = {path.stem: path for path in RESULTS.glob(f"{name}.json")}
+        return {stem: read_json(files[stem]) for stem in sorted(files)}
     found: dict[str, Any] = read_json(RESULTS / f"{name}.json")
     return found
 

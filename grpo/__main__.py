@@ -157,14 +157,14 @@ def _check(arguments: argparse.Namespace) -> int:
     from grpo.objective.rules import Severity
     from grpo.params.parameters import naming, read_params
     from grpo.sampling.evaluation import remark_on_prompts
-    from grpo.wiring.checks import findings
+    from grpo.wiring.checks import findings, remarks_on_revisions
 
     with naming(arguments.file):
         params = read_params(arguments.file)
         found = findings(params)
     errors = sum(each.severity is Severity.ERROR for each in found)
-    remark = remark_on_prompts(params)
-    said = [*map(str, found), *([f"WARN {remark}"] if remark else [])]
+    remarks = [remark_on_prompts(params), *remarks_on_revisions(params)]
+    said = [*map(str, found), *(f"WARN {each}" for each in remarks if each)]
     for each in said:
         print(f"{arguments.file}: {each}")
     if not errors:

@@ -390,11 +390,19 @@ def test_a_target_needs_a_ratio_and_the_reward(reaches: bool):
         }
         for seed in range(3)
     }
-    both = peer_trl_run.conclude({"0.2M": seeds, "10.4M": seeds})
-    met = {"same": True, "composed": False, "near_rate": reaches}
-    assert both["met"] == {"0.2M": met, "10.4M": met}
+    found = peer_trl_run.conclude(seeds)
+    assert found["met"] == {"same": True, "composed": False, "near_rate": reaches}
     expected = dict.fromkeys(("value", "low", "high"), 0.2)
-    assert both["ratios"]["10.4M"]["near_rate"]["cpu_seconds"] == pytest.approx(expected)
+    assert found["ratios"]["near_rate"]["cpu_seconds"] == pytest.approx(expected)
+
+
+def test_runs_of_two_revisions_do_not_go_into_one_file(tmp_path: Path):
+    path = tmp_path / "0.2M.json"
+    assert peer_trl_run.read_runs(path, "a" * 40) == {}
+    write_json(path, {"revision": "a" * 40, "runs": {"3": {"trl": a_run(10, 0.5)}}})
+    assert peer_trl_run.read_runs(path, "a" * 40) == {"3": {"trl": a_run(10, 0.5)}}
+    with pytest.raises(SystemExit, match="aaaaaaa, this is bbbbbbb; check that revision out"):
+        peer_trl_run.read_runs(path, "b" * 40)
 
 
 def test_the_arm_default_is_that_of_the_default_recipe():

@@ -5,10 +5,12 @@ python -m benchmarks.gpu --device cpu --size tiny   # shows that every part work
 
 A part runs in its own process with a time limit; if it fails, its line says why and the others go
 on. Parts that the results have of the same code and device are not repeated, except those that did
-not run. Needs no network. Writes benchmarks/results/gpu.json and docs/gpu.md, or into --out.
+not run. Needs no network. Writes a file per device, size and version of the code into
+benchmarks/results/gpu, and docs/gpu.md; or all into --out.
 """
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.demo import RESULTS, ROOT, machine
-from benchmarks.gpu.page import write_page
+from benchmarks.gpu.page import read_runs, write_page
 from benchmarks.gpu.parts import NO_CUDA, PARTS
 from benchmarks.gpu.sizes import WORK, Target, describe_device
 from grpo.runtime.artifacts.files import digest, read_json, write_bytes, write_json
@@ -41,38 +43,39 @@ def main() -> None:
     parser.add_argument("--size", choices=WORK, default="full")
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
     parser.add_argument("--seconds", type=float, default=LIMIT_SECONDS, help="of the whole call")
-    parser.add_argument("--out", type=Path, help="folder of gpu.json and gpu.md")
+    parser.add_argument("--out", type=Path, help="folder of all that is written")
     chosen = parser.parse_args()
     end = time.monotonic() + chosen.seconds
-    results_file = (chosen.out or RESULTS) / "gpu.json"
+    folder = chosen.out or RESULTS / "gpu"
     page_file = (chosen.out or ROOT / "docs") / "gpu.md"
     target = Target(device=chosen.device, size=chosen.size)
-    results = read_json(results_file) if results_file.exists() else {"runs": {}}
-    name, run = open_run(results, target)
-    code = digest_code()
+    path, run = open_run(folder, target)
     for part in chosen.part or PARTS:
         known = run["parts"].get(part, {"state": "did not run"})
-        if known["state"] != "did not run" and known["code"] == code:
+        if known["state"] != "did not run":
             print(f"{part}: {known['state']}, as measured before", flush=True)
             continue
-        run["parts"][part] = {**run_part(part, target, end - time.monotonic()), "code": code}
+        run["parts"][part] = run_part(part, target, end - time.monotonic())
         print(f"{part}: {describe(run['parts'][part])}", flush=True)
-        results["runs"][name] = run
-        write_json(results_file, results)
-    write_bytes(page_file, write_page(read_json(results_file)).encode())
+        write_json(path, run)
+    write_bytes(page_file, write_page(read_runs(folder)).encode())
 
 
-def open_run(results: Result, target: Target) -> tuple[str, Result]:
-    """Returns the name and the content of this device's run."""
+def open_run(folder: Path, target: Target) -> tuple[Path, Result]:
+    """Returns the file and the content of this device's run with this code."""
     is_missing = target.device == "cuda" and not torch.cuda.is_available()
     device = {"name": NO_CUDA} if is_missing else describe_device(target)
-    name = f"{device['name']}, {target.size}"
-    known: Result = results["runs"].get(name, {})
+    code = digest_code()
+    name = re.sub("[^a-z0-9]+", "-", f"{device['name']} {target.size} {code}".lower())
+    path = folder / f"{name}.json"
+    known: Result = read_json(path) if path.exists() else {}
     about = {"command": f"python -m benchmarks.gpu --device {target.device} --size {target.size}"}
     installed = {each: version(each) for each in PACKAGES if find_spec(each)}
     versions = {**known.get("versions", {}), **installed, "cuda": torch.version.cuda}
-    return name, {
+    return path, {
         **about,
+        "code": code,
+        "size": target.size,
         "device": device,
         "machine": machine(),
         "versions": versions,

@@ -1,11 +1,13 @@
 """The page of the results: docs/gpu.md."""
 
 from dataclasses import asdict
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.gpu.sizes import WORK
 from benchmarks.intervals import span
+from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.markdown import markdown_table
 
 Result = dict[str, Any]
@@ -13,10 +15,10 @@ HEAD = """\
 # GPU measurements
 
 `python -m benchmarks.gpu` runs every measurement that needs a GPU, and writes this page and
-[its numbers](../benchmarks/results/gpu.json). A call ends after about ten minutes; repeat it until
-every part has run. A part is skipped if it has run on this device with the same code. It runs in
-its own process with a time limit. If it fails, its row says why and the others go on. No part needs
-a network. The column `code` names the version of the repository's Python code.
+its numbers, a file per device, size and version of the code. A call ends after about ten minutes;
+repeat it until every part has run. A part is skipped if it has run on this device with the same
+code. It runs in its own process with a time limit. If it fails, its row says why and the others go
+on. No part needs a network. *Code* is a digest of the repository's Python code.
 
 | part | what it measures |
 |---|---|
@@ -39,7 +41,8 @@ sampling and the same recomputed before the update. In `two ranks`, *alone* has 
 *rounded* bfloat16 weights with float32 copies. The last two columns divide FLOPs per second by
 those of a product of two large bfloat16 matrices measured here, and by those of the data sheet.
 """
-H100 = "NVIDIA H100 80GB HBM3, full"
+H100 = "nvidia-h100-80gb-hbm3-full-caa400a8d185"  # the run that the findings are of
+H100_LATER = "nvidia-h100-80gb-hbm3-full-797280b8330e"
 FINDINGS = """\
 What the run on an H100 shows:
 
@@ -59,25 +62,33 @@ What the run on an H100 shows:
 
 The H100 was lent for half an hour, on a machine with torch 2.11.0; the project pins 2.13.0.
 `torch.utils.flop_counter` was taken from 2.13.0, because that of 2.11.0 cannot count grouped-query
-attention. The parts have two versions of the code, because sampling by vision-language models was
-fixed in between.
+attention. There are two runs, because sampling by vision-language models was fixed in between: the
+code caa400a8d185 is that of the revision 6560db5, and 797280b8330e that of 2b2cd4a. The first three
+findings are of the first run, the fourth is of the second.
 """
 NO_GPU = """\
 **There is no number of a GPU on this page.** What follows ran on a CPU at a tiny size. It shows
 that the command works, and says nothing about speed or memory on a GPU."""
 
 
-def write_page(results: Result) -> str:
+def read_runs(folder: Path) -> dict[str, Result]:
+    """Returns the runs by the names of their files."""
+    return {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
+
+
+def write_page(runs: dict[str, Result]) -> str:
     """Returns the page of all runs."""
-    runs = results["runs"]
     on_gpu = [run for run in runs.values() if run["device"].get("memory_bytes")]
     parts = [HEAD.format(**asdict(WORK["full"])), *([] if on_gpu else [f"{NO_GPU}\n"])]
     if H100 in runs:
         busy = {what: percent_busy(runs[H100], what) for what in ("sampling", "update")}
         parts.append(FINDINGS.format(**busy))
-    for name, run in sorted(runs.items(), key=lambda each: each[1] not in on_gpu):
+    for name in sorted(runs, key=lambda name: (runs[name] not in on_gpu, name != H100, name)):
+        run = runs[name]
         versions = ", ".join(f"{key} {value}" for key, value in run["versions"].items() if value)
-        parts.append(f"## {name}\n\n`{run['command']}`, {versions}.\n")
+        link = f"[results](../benchmarks/results/gpu/{name}.json)"
+        parts.append(f"## {run['device']['name']}, {run['size']}, code {run['code']}\n")
+        parts.append(f"`{run['command']}`, {versions}; {link}.\n")
         parts.append(states_table(run) + "\n")
         if speeds := speeds_table(run):
             parts.append(speeds + "\n")
@@ -92,27 +103,31 @@ def percent_busy(run: Result, what: str) -> str:
     return span([100 * each["busy_seconds"] / median(each["seconds"]) for each in measured])
 
 
-def claims(results: Result) -> list[str]:
+def claims(run: Result) -> list[str]:
     """Returns the numbers of other pages: of an update of the largest model, and beside TRL."""
-    parts = results["runs"][H100]["parts"]
+    parts = run["parts"]
     update = parts["throughput 1.5B"]["result"]["update"]
     return [
         f"reached {100 * update['mfu']:.1f} % of the data sheet's FLOPs",
         f"[{parts['trl']['result']['ours_per_trl']:.2f} times](docs/gpu.md)",
-        f"busy for {percent_busy(results['runs'][H100], 'sampling')} % of the time of sampling",
+        f"busy for {percent_busy(run, 'sampling')} % of the time of sampling",
     ]
 
 
-def twins_claims(results: Result) -> list[str]:
-    """Returns how many twins of recipes ran through the stages."""
-    parts = results["runs"][H100]["parts"]
-    twins = [part["state"] for name, part in parts.items() if name.startswith("twin ")]
-    return [f"Tiny models of {twins.count('done')} of the {len(twins)} GPU recipes ran"]
+def twins_claims(runs: dict[str, Result]) -> list[str]:
+    """Returns how many twins of recipes ran through the stages, in the first run and the second."""
+    first, later = (
+        {name: part["state"] for name, part in parts.items() if name.startswith("twin ")}
+        for parts in (runs[each]["parts"] for each in (H100, H100_LATER))
+    )
+    done = [[*found.values()].count("done") for found in (first, later)]
+    count = len({*first, *later})
+    return [f"Tiny models of {done[0]} of the {count} GPU recipes ran", f"those of {done[1]} more"]
 
 
-def before_claims(results: Result) -> list[str]:
+def before_claims(run: Result) -> list[str]:
     """Returns what an update took beside TRL before tokens were drawn on the GPU."""
-    trl = results["runs"][H100]["parts"]["trl"]["result"]
+    trl = run["parts"]["trl"]["result"]
     return [f"[{trl['ours_per_trl']:.1f} times TRL's seconds]"]
 
 
@@ -124,11 +139,10 @@ def states_table(run: Result) -> str:
             part["state"],
             f"{part['seconds']:.0f}" if "seconds" in part else "",
             _in_words(part),
-            part["code"],
         ]
         for name, part in run["parts"].items()
     ]
-    return markdown_table(["part", "state", "seconds", "result", "code"], rows)
+    return markdown_table(["part", "state", "seconds", "result"], rows)
 
 
 def speeds_table(run: Result) -> str:

@@ -3,14 +3,16 @@
 python -m benchmarks.peer_trl_run PYTHON_OF_TRL 0 1 2 [--size 0.2M] [--side trl]
 python -m benchmarks.peer_trl_run draw       # table and figure of the results
 
-Writes benchmarks/results/peer_trl_run.json and docs/peer_trl_run.svg. Runs that the file has are
-not repeated, so that a run that was interrupted goes on.
+Writes a file per size into benchmarks/results/peer_trl_run, and docs/peer_trl_run.svg. Runs that a
+file has are not repeated, so that a call that was interrupted goes on. All runs of a file are of
+one revision.
 """
 
 import argparse
 import statistics
 from collections.abc import Collection
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,7 @@ from grpo.report.words import listed
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
 
-OUT, FIGURE = RESULTS / "peer_trl_run.json", ROOT / "docs" / "peer_trl_run.svg"
+OUT, FIGURE = RESULTS / "peer_trl_run", ROOT / "docs" / "peer_trl_run.svg"
 THEIRS = "trl"
 SIDES = (THEIRS, *ARMS)
 RUNS = {
@@ -70,15 +72,22 @@ def main() -> None:
             for side in [*first, *SIZES[size].allocated]:
                 if side in (chosen.side or SIDES):
                     measure(size, seed, side, chosen.python, busy=chosen.busy)
-    results = read_json(OUT)
+    files = {size: OUT / f"{size}.json" for size in SIZES}
+    results = {size: read_json(path) for size, path in files.items() if path.exists()}
     save_figure(draw(results), FIGURE)
-    print(table(results))
+    for size, found in results.items():
+        print(size, table(found), sep="\n\n", end="\n\n")
 
 
 def measure(size: str, seed: int, side: str, python: str, *, busy: bool) -> None:
-    """Adds a run to the results file, unless it has the run."""
-    known = _read()["runs"].get(size, {}).get(str(seed), {})
-    if side in known:
+    """Adds a run to the size's file, unless it has the run.
+
+    Raises:
+      SystemExit: If the file's runs are of another revision.
+    """
+    path, revision = OUT / f"{size}.json", revision_of("HEAD")
+    known = read_runs(path, revision)
+    if side in known.get(str(seed), {}):
         return
     base = score_of_base(size, seed)
     if not busy:
@@ -86,19 +95,31 @@ def measure(size: str, seed: int, side: str, python: str, *, busy: bool) -> None
     if side == THEIRS:
         run = run_theirs(size, seed, python)
     else:
-        run = run_ours(size, seed, side, goal=_goal(known, side))
+        run = run_ours(size, seed, side, goal=_goal(known.get(str(seed), {}), side))
     print(size, seed, side, {k: v for k, v in run.items() if k != "batches"}, flush=True)
-    run |= {"revision": revision_of("HEAD"), "processor": machine()["processor"]}
-    stored = _read()  # again: another process may have added a run
-    runs = stored["runs"]
-    runs.setdefault(size, {}).setdefault(str(seed), {}).update({"base": base, side: run})
-    # The other sizes may have been measured with other settings, which stay.
-    sizes = {**stored.get("sizes", {}), size: _settings(size)}
-    write_json(OUT, {**about(python), "sizes": sizes, "runs": runs, **conclude(runs)})
+    run |= {"processor": machine()["processor"]}
+    runs = read_runs(path, revision)  # again: another process may have added a run
+    runs.setdefault(str(seed), {}).update({"base": base, side: run})
+    about_size = {"revision": revision, "settings": _settings(size), "runs": runs}
+    write_json(path, {**about(python), **about_size, **conclude(runs)})
 
 
-def _read() -> dict[str, Any]:
-    return read_json(OUT) if OUT.exists() else {"runs": {}}
+def read_runs(path: Path, revision: str) -> dict[str, Any]:
+    """Returns the runs of a file, by seed and side.
+
+    Raises:
+      SystemExit: If they are of another revision.
+    """
+    if not path.exists():
+        return {}
+    found = read_json(path)
+    if found["revision"] != revision:
+        raise SystemExit(
+            f"{path} has runs of {found['revision'][:7]}, this is {revision[:7]}; "
+            "check that revision out, or remove the file"
+        )
+    runs: dict[str, Any] = found["runs"]
+    return runs
 
 
 def _goal(known: dict[str, Run], side: str) -> float | None:
@@ -128,23 +149,16 @@ def about(python: str) -> dict[str, Any]:
 
 
 def conclude(runs: dict[str, Any]) -> dict[str, Any]:
-    """Returns, by size and arm, means over seeds with 95 % t intervals, and whether targets hold.
+    """Returns, by arm, means over seeds with 95 % t intervals, and whether targets hold.
 
     Ratios are ours / TRL, seed by seed; only seeds that have both count.
     """
     found: dict[str, Any] = {}
-    for size, seeds in runs.items():
-        for arm in ARMS:
-            pairs = [
-                (each[arm], each[THEIRS]) for each in seeds.values() if {arm, THEIRS} <= {*each}
-            ]
-            if pairs:
-                found.setdefault(size, {})[arm] = _compare(pairs)
-    met = {
-        size: {arm: _is_met(arm, each) for arm, each in arms.items()}
-        for size, arms in found.items()
-    }
-    return {"ratios": found, "met": met}
+    for arm in ARMS:
+        pairs = [(each[arm], each[THEIRS]) for each in runs.values() if {arm, THEIRS} <= {*each}]
+        if pairs:
+            found[arm] = _compare(pairs)
+    return {"ratios": found, "met": {arm: _is_met(arm, each) for arm, each in found.items()}}
 
 
 def _is_met(arm: str, ours: dict[str, Any]) -> bool:
@@ -175,18 +189,16 @@ def _compare(pairs: list[tuple[Run, Run]]) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Returns means over seeds as a Markdown table, with ratios to TRL and their intervals."""
-    titles = ["size", "side", "seeds", "CPU s", "wall s", "peak GB", "base", "reward", "CPU ratio"]
+    """Returns a size's means over seeds as a Markdown table, with ratios to TRL and intervals."""
+    titles = ["side", "seeds", "CPU s", "wall s", "peak GB", "base", "reward", "CPU ratio"]
     rows: list[list[str]] = []
-    for size, seeds in results["runs"].items():
-        for side in SIDES:
-            runs = [each[side] for each in seeds.values() if side in each]
-            if not runs:
-                continue
-            base = statistics.fmean(each["base"]["reward"] for each in seeds.values())
+    seeds = results["runs"].values()
+    base = statistics.fmean(each["base"]["reward"] for each in seeds)
+    for side in SIDES:
+        runs = [each[side] for each in seeds if side in each]
+        if runs:
             rows.append(
                 [
-                    size,
                     side,
                     str(len(runs)),
                     f"{_mean(runs, 'cpu_seconds'):.1f}",
@@ -194,39 +206,43 @@ def table(results: dict[str, Any]) -> str:
                     f"{_mean(runs, 'peak_bytes') / 1e9:.2f}",
                     f"{base:.3f}",
                     f"{_mean(runs, 'reward'):.3f}",
-                    _in_words(results["ratios"].get(size, {}).get(side)),
+                    _in_words(results["ratios"].get(side)),
                 ]
             )
     return markdown_table(titles, rows)
 
 
-def shares_table(results: dict[str, Any]) -> str:
-    """Returns the table of README.md: ratios of CPU seconds by run, as in `table`."""
+def shares_table(results: dict[str, dict[str, Any]]) -> str:
+    """Returns the table of README.md: ratios of CPU seconds by run, a row for each size's file."""
     rows = [
         [
             title,
-            *(_in_words(results["ratios"][size][arm]) for arm in (SAME, SIZES[size].allocated[0])),
+            *(_in_words(results[size]["ratios"][arm]) for arm in (SAME, SIZES[size].allocated[0])),
         ]
         for size, title in RUNS.items()
     ]
     return markdown_table(["run", "the same algorithm", "an arm that chooses its prompts"], rows)
 
 
+def memory_claims(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Returns the peaks of memory of `same` beside TRL, in the order of RUNS."""
+    peaks = [results[size]["ratios"][SAME]["peak_bytes"]["value"] for size in RUNS]
+    times = listed([f"{each:.1f}" for each in peaks])
+    return [f"with {times} times its memory", f"{times} times TRL's"]
+
+
 def claims(results: dict[str, Any]) -> list[str]:
-    """Returns the numbers of docs/speed.md on 0.2 M and memory; README.md has the first one."""
-    same, allocated = (results["ratios"]["0.2M"][arm] for arm in (SAME, COMPOSED))
-    runs = results["runs"]["0.2M"].values()
+    """Returns the numbers of docs/speed.md on 0.2 M."""
+    same, allocated = (results["ratios"][arm] for arm in (SAME, COMPOSED))
+    runs = results["runs"].values()
     seeds = [(each[COMPOSED], each[THEIRS]) for each in runs]
     below = max(each[THEIRS]["reward"] - each[DEFAULT]["reward"] for each in runs)
     ratios = [ours["cpu_seconds"] / theirs["cpu_seconds"] for ours, theirs in seeds]
     firsts = [_first_at_end(theirs) / theirs["cpu_seconds"] for _, theirs in seeds]
     shorter = [ratio / first for ratio, first in zip(ratios, firsts)]
     starts = [_outside_stages(ours) / len(ours["curve"]) for ours, _ in seeds]
-    large = [results["ratios"][size][SAME] for size in ("10.4M", "10.4M-half")]
-    peaks = [each["peak_bytes"]["value"] for each in (same, *large)]
     reached = f"TRL's final reward in {in_words(allocated['cpu_seconds'], '.2f')}"
     return [
-        f"{span(peaks, '.1f')} times its memory",
         f"takes {in_words(same['cpu_seconds'], '.2f')} of TRL's CPU seconds at 0.2 M",
         f"The difference in reward is {in_words(same['reward_difference'])}",
         f"{reached} of the CPU seconds of TRL's whole run",
@@ -234,24 +250,22 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"takes {span(starts)} CPU s outside of stages",
         f"after {span(firsts, '.2f')} of its run",
         f"`composed` takes {span(shorter, '.2f')} of TRL's CPU",
-        f"`same` is {peaks[0]:.1f} times TRL's at 0.2 M",
-        f"and {span(peaks[1:], '.1f')} times at 10.4 M",
         f"that of `composed` at 0.2 M {allocated['peak_bytes']['value']:.1f} times",
-        *allocated_claims(results, "0.2M", DEFAULT),
+        *allocated_claims(results, DEFAULT),
         f"it ends {below:.3f} below TRL",
     ]
 
 
 def steps_claims(results: dict[str, Any]) -> list[str]:
     """Returns the numbers of docs/speed.md on the size 10.4M."""
-    runs = results["runs"]["10.4M"].values()
+    runs = results["runs"].values()
     ours, theirs = ([each[side] for each in runs] for side in (NEAR_RATE, THEIRS))
     pairs = [(mine["curve"][0], peer) for mine, peer in zip(ours, theirs)]
     shares = [first["cpu"] / peer["cpu_seconds"] for first, peer in pairs]
     gaps = [first["reward"] - peer["reward"] for first, peer in pairs]
     return [
-        *_of_same(results, "10.4M"),
-        *allocated_claims(results, "10.4M", NEAR_RATE),
+        *_of_same(results),
+        *allocated_claims(results, NEAR_RATE),
         f"After one round, {span(shares, '.2f')} of TRL's CPU seconds, it differs by "
         f"{span(gaps, '+.3f')}",
         f"{_uniform(runs, SAME)} % of the groups of `same` have no signal",
@@ -261,8 +275,8 @@ def steps_claims(results: dict[str, Any]) -> list[str]:
 
 def half_claims(results: dict[str, Any]) -> list[str]:
     """Returns the numbers of docs/speed.md on the size 10.4M-half."""
-    allocated = results["ratios"]["10.4M-half"][COMPOSED]
-    runs = results["runs"]["10.4M-half"].values()
+    allocated = results["ratios"][COMPOSED]
+    runs = results["runs"].values()
     ours, theirs = ([each[side] for each in runs] for side in (COMPOSED, THEIRS))
     spent = [a["cpu_seconds"] / b["cpu_seconds"] for a, b in zip(ours, theirs)]
     firsts = [_first_at_end(each) / each["cpu_seconds"] for each in theirs]
@@ -275,8 +289,8 @@ def half_claims(results: dict[str, Any]) -> list[str]:
     sampled = [each["families"]["products"]["rollouts"] for each in ours]
     latest = max(max(np.flatnonzero(each)) + 1 for each in sampled)
     return [
-        *_of_same(results, "10.4M-half"),
-        *allocated_claims(results, "10.4M-half", COMPOSED),
+        *_of_same(results),
+        *allocated_claims(results, COMPOSED),
         f"{in_words(allocated['cpu_seconds'], '.2f')} on average: "
         f"{allocated['cpu_seconds']['value']:.3f}, before rounding",
         f"has sampled {span([sum(each['batches']['rollouts']) for each in ours])} rollouts",
@@ -293,12 +307,12 @@ def half_claims(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def allocated_claims(results: dict[str, Any], size: str, arm: str) -> list[str]:
+def allocated_claims(results: dict[str, Any], arm: str) -> list[str]:
     """Returns the numbers of an arm that ends at TRL's reward: how often, and what it spends."""
-    runs = results["runs"][size].values()
+    runs = results["runs"].values()
     spent = [each[arm]["cpu_seconds"] / each[THEIRS]["cpu_seconds"] for each in runs]
     rounds = [str(len(each[arm]["curve"])) for each in runs]
-    reached = results["ratios"][size][arm]["reached"]
+    reached = results["ratios"][arm]["reached"]
     shares = listed([f"{each:.2f}" for each in spent])
     return [
         f"reaches TRL's final reward on {reached} of {len(runs)} seeds",
@@ -306,13 +320,13 @@ def allocated_claims(results: dict[str, Any], size: str, arm: str) -> list[str]:
     ]
 
 
-def _of_same(results: dict[str, Any], size: str) -> list[str]:
+def _of_same(results: dict[str, Any]) -> list[str]:
     """Returns the numbers of the arm `same` beside TRL, and of the training of TRL."""
-    same, runs = results["ratios"][size][SAME], results["runs"][size].values()
+    same, runs = results["ratios"][SAME], results["runs"].values()
     gains = [each[THEIRS]["reward"] - each["base"]["reward"] for each in runs]
     below = [
         f"on seed {seed} by {each[THEIRS]['reward'] - each[SAME]['reward']:.3f}"
-        for seed, each in results["runs"][size].items()
+        for seed, each in results["runs"].items()
         if each[SAME]["reward"] < each[THEIRS]["reward"]
     ]
     return [

@@ -13,13 +13,13 @@ NAMES = {"trl": "TRL", SAME: "same algorithm"}  # of sides that are not called b
 SMOOTHED = 4  # updates
 
 
-def draw(results: dict[str, Any]) -> Figure:
-    """Returns a row of panels per size.
+def draw(results: dict[str, dict[str, Any]]) -> Figure:
+    """Returns a row of panels per size, of each size's results.
 
     Evaluated policies over CPU and wall seconds, a line per run, from the base's reward at 0 s. And
     the rewards on which both sides of one algorithm train; other arms choose other prompts.
     """
-    runs = results["runs"]
+    runs = {size: found["runs"] for size, found in results.items()}
     with styled():
         figure = Figure(figsize=(12.6, 3.4 * len(runs)), layout="constrained")
         axes = figure.subplots(len(runs), 3, squeeze=False)

@@ -1,5 +1,7 @@
 """Application of the composition rules to a parameter file."""
 
+import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from grpo.errors import ParameterError, located
@@ -53,6 +55,29 @@ def findings(params: Parameters) -> list[Finding]:
                 path = paths.get(cause, f"arms.{name}.{cause}" if is_of_arm else cause)
                 found.append(Finding(rule.id, rule.severity, path, rule.sentence))
     return sorted(found, key=lambda each: (-each.severity.value, each.path, each.rule))
+
+
+def remarks_on_revisions(params: Parameters) -> list[str]:
+    """Returns a warning for each model of the hub whose revision is not a commit."""
+    return [
+        f"{path}.revision: {revision!r} is not a commit, so that a later run may load other "
+        "weights; name the commit that you use"
+        for path, revision in _hub_models(params.model_dump(), "")
+        if not re.fullmatch("[0-9a-f]{40}", revision)
+    ]
+
+
+def _hub_models(value: object, path: str) -> Iterator[tuple[str, str]]:
+    """Yields the path and the revision of each model of the hub below a value."""
+    match value:
+        case {"source": "hub", "revision": str(revision)}:
+            yield path, revision
+        case dict():
+            for name, each in value.items():
+                yield from _hub_models(each, f"{path}.{name}".removeprefix("."))
+        case list() | tuple():
+            for index, each in enumerate(value):
+                yield from _hub_models(each, f"{path}[{index}]")
 
 
 def _plan(params: Parameters, name: str, arm: Arm) -> tuple[dict[str, str], Plan]:

@@ -17,7 +17,7 @@ from grpo.params.parameters import read_params
 from grpo.params.recipes import read_content
 from grpo.params.yaml import dump_yaml
 from grpo.wiring.allocation import curriculum_of
-from grpo.wiring.checks import findings
+from grpo.wiring.checks import findings, remarks_on_revisions
 from grpo.wiring.objectives import build_objective
 from grpo.wiring.tasks import build_prompts
 from tests.objective.every_link import make
@@ -389,3 +389,16 @@ def test_check_lists_every_violated_rule_with_its_path(
         "U24 WARN arms.sgpo.objective[2].penalize_kl",
     ]:
         assert expected in printed
+
+
+def test_a_model_of_the_hub_that_is_no_commit_is_remarked_on():
+    pinned = read_params(ROOT / "recipes" / "images-sd35.yaml")
+    assert remarks_on_revisions(pinned) == []
+    (policy,) = remarks_on_revisions(read_params(ROOT / "recipes" / "reasoning-qwen.yaml"))
+    assert policy.startswith("policy.base.revision: 'main' is not a commit")
+    (judge,) = [each for each in pinned.reward.judges if each.model is not None]
+    model = judge.model.model_copy(update={"revision": "v1.0"})
+    judges = [judge.model_copy(update={"model": model})]
+    reward = pinned.reward.model_copy(update={"judges": judges})
+    (said,) = remarks_on_revisions(pinned.model_copy(update={"reward": reward}))
+    assert said.startswith("reward.judges[0].model.revision: 'v1.0' is not a commit")
