@@ -270,7 +270,7 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"{flops} % of the FLOPs of `plain` and {seconds} % of its seconds",
         ", ".join(found),
         f"by {min(above):+.3f} to {max(above):+.3f} in mean@8",
-        f"{span([run['pipeline_seconds'] for run in runs])} seconds",
+        f"{span([run['pipeline_seconds'] for run in runs], '.1f')} seconds",
     ]
 
 

@@ -205,6 +205,8 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
         lambda found: peer_trl_run.allocated_claims(found, DEFAULT)[:1],
         "../README",
     ),
+    ("peer_trl_run/0.2M", peer_trl_run.first_claims, "../README"),
+    ("peer_trl_run/10.4M-half", peer_trl_run.first_claims, "../README"),
     ("peer_trl_run/10.4M", peer_trl_run.steps_claims, "speed"),
     ("peer_trl_run/10.4M-half", peer_trl_run.half_claims, "speed"),
     ("peer_trl_run/*", lambda found: peer_trl_run.memory_claims(found)[:1], "../README"),

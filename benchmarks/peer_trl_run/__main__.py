@@ -236,10 +236,9 @@ def claims(results: dict[str, Any]) -> list[str]:
     same, allocated = (results["ratios"][arm] for arm in (SAME, COMPOSED))
     runs = results["runs"].values()
     seeds = [(each[COMPOSED], each[THEIRS]) for each in runs]
+    firsts = [_first_at_end(theirs) / theirs["cpu_seconds"] for _, theirs in seeds]
     below = max(each[THEIRS]["reward"] - each[DEFAULT]["reward"] for each in runs)
     ratios = [ours["cpu_seconds"] / theirs["cpu_seconds"] for ours, theirs in seeds]
-    firsts = [_first_at_end(theirs) / theirs["cpu_seconds"] for _, theirs in seeds]
-    shorter = [ratio / first for ratio, first in zip(ratios, firsts)]
     starts = [_outside_stages(ours) / len(ours["curve"]) for ours, _ in seeds]
     reached = f"TRL's final reward in {in_words(allocated['cpu_seconds'], '.2f')}"
     return [
@@ -249,7 +248,7 @@ def claims(results: dict[str, Any]) -> list[str]:
         f"one round and {span(ratios, '.2f')} of TRL's seconds",
         f"takes {span(starts)} CPU s outside of stages",
         f"after {span(firsts, '.2f')} of its run",
-        f"`composed` takes {span(shorter, '.2f')} of TRL's CPU",
+        *first_claims(results),
         f"that of `composed` at 0.2 M {allocated['peak_bytes']['value']:.1f} times",
         *allocated_claims(results, DEFAULT),
         f"it ends {below:.3f} below TRL",
@@ -278,9 +277,7 @@ def half_claims(results: dict[str, Any]) -> list[str]:
     allocated = results["ratios"][COMPOSED]
     runs = results["runs"].values()
     ours, theirs = ([each[side] for each in runs] for side in (COMPOSED, THEIRS))
-    spent = [a["cpu_seconds"] / b["cpu_seconds"] for a, b in zip(ours, theirs)]
     firsts = [_first_at_end(each) / each["cpu_seconds"] for each in theirs]
-    shorter = [ratio / first for ratio, first in zip(spent, firsts)]
     bests = [max(point["reward"] for point in each["curve"]) for each in theirs]
     over = [each["reward"] - best for each, best in zip(ours, bests)]
     falls = [(best, each["reward"]) for each, best in zip(theirs, bests)]
@@ -295,7 +292,7 @@ def half_claims(results: dict[str, Any]) -> list[str]:
         f"{allocated['cpu_seconds']['value']:.3f}, before rounding",
         f"has sampled {span([sum(each['batches']['rollouts']) for each in ours])} rollouts",
         f"after {span(firsts, '.2f')} of its run",
-        f"`composed` takes {span(shorter, '.2f')} of TRL's CPU",
+        *first_claims(results),
         f"{_uniform(runs, SAME)} % of the groups of `same` have no signal",
         f"differs from the best of TRL's evaluated policies by {span(over, '+.3f')}",
         f"falls from {best:.3f} to {last:.3f}",
@@ -305,6 +302,15 @@ def half_claims(results: dict[str, Any]) -> list[str]:
         f"{max(map(len, sampled))}",
         f"{_uniform(runs, COMPOSED)} % of those of `composed`",
     ]
+
+
+def first_claims(results: dict[str, Any]) -> list[str]:
+    """Returns what `composed` spends of TRL's seconds until TRL first has its final reward."""
+    spent = [
+        each[COMPOSED]["cpu_seconds"] / _first_at_end(each[THEIRS])
+        for each in results["runs"].values()
+    ]
+    return [f"`composed` takes {span(spent, '.2f')} of TRL's CPU"]
 
 
 def allocated_claims(results: dict[str, Any], arm: str) -> list[str]:

@@ -55,7 +55,7 @@ def claims(results: dict[str, Any]) -> list[str]:
     same, trl = found["same"], found["trl"]
     return [
         f"The first {results['updates']} of the {SIZES[SIZE].updates} updates of seed {seed}",
-        f"within {same['distance']:.0e} (`same`) and {trl['distance']:.0e} (TRL)",
+        f"{same['distance']:.1e} (`same`) and {trl['distance']:.1e} (TRL)",
         f"the weights had moved by {same['moved']:.2f} and {trl['moved']:.2f}",
     ]
 
