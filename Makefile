@@ -55,11 +55,11 @@ LAWS := tests/objective tests/allocation tests/test_architecture.py
 test-laws:
 	pytest $(LAWS)
 
-# Three jobs on two cores: stages and flows spend much of their time waiting. The longest start first.
+# Four jobs on two cores: stages and flows spend much of their time waiting. The longest start first.
 # Few jobs: each imports torch, transformers and the rest anew.
 JOBS := test-pipeline test-core test-flows test-models test-laws check
 test: setup
-	$(MAKE) --no-print-directory -j 3 $(JOBS)
+	$(MAKE) --no-print-directory -j 4 $(JOBS)
 
 test-pipeline:
 	pytest tests/pipeline

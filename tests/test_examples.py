@@ -40,7 +40,8 @@ def require_learning(rewards: list[float], forwarded: list[int]) -> None:
     assert 0 < sum(forwarded) < 0.7 * NUM_SAMPLED
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
 def test_the_loop_learns_and_forwards_only_rollouts_with_weight(
     seed: int, forwarded_rows: list[int]
 ):
@@ -50,11 +51,12 @@ def test_the_loop_learns_and_forwards_only_rollouts_with_weight(
 
 
 def test_the_script_says_what_it_learned_and_saved_and_repeats_itself(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], forwarded_rows: list[int]
 ):
     """With seed 0."""
     names = runpy.run_path(str(EXAMPLES / "own_loop.py"), run_name="__main__")
     require_learning(names["rewards"], names["forwarded"])
+    assert forwarded_rows == [each for each in names["forwarded"] if each > 0]
     reward, forwarded = capsys.readouterr().out.splitlines()
     assert reward.startswith("mean reward: 0.0")
     assert forwarded == f"forwarded: {sum(names['forwarded'])} of {NUM_SAMPLED} rollouts"

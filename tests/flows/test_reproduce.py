@@ -164,6 +164,7 @@ def test_the_order_of_the_lock_is_not_that_in_which_stages_ended(
     assert list(read_lock(fresh_pipeline)) == [step.name for step in plan()]
 
 
+@pytest.mark.long
 def test_its_own_server_ends_with_a_killed_run(fresh_pipeline: Path, tmp_path: Path) -> None:
     home = {**tiny_pipeline.environment(), "PREFECT_HOME": str(tmp_path / "prefect")}
     home.pop("PREFECT_API_URL", None)
@@ -202,7 +203,7 @@ def test_without_a_server_the_same_stages_run_and_prefect_is_not_imported(
 def test_an_unknown_target_and_a_missing_pipeline_are_one_line(
     fresh_pipeline: Path, prefect_environment: Environment
 ) -> None:
-    unknown = run(fresh_pipeline, prefect_environment, "nothing")
+    unknown = run(fresh_pipeline, prefect_environment, SERVERLESS, "nothing")
     assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
     assert "nothing" in unknown.stderr
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -115,7 +116,7 @@ def reward_server(
 
 def wait_until_ready(url: str) -> None:
     while ask(url.replace("/score", "/health")).status != 200:
-        pass
+        time.sleep(0.02)
 
 
 def ask(url: str, body: Any = None, **headers: str) -> Response:

@@ -4,9 +4,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence, Set
 from contextlib import chdir
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -305,7 +306,27 @@ PARAMETERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("bad", [*TABLES, *TENSORS, *POLICIES, *PARAMETERS], ids=lambda b: b.name)
+COMMON = {  # in every run of the tests: of each stage and kind of fault
+    *("nan reward", "missing column", "duplicate prompt", "truncated parquet", "missing table"),
+    *("curriculum of unknown prompts", "rewards of another round", "truncated safetensors"),
+    *("tensors of more rollouts than the table", "configuration that is no JSON"),
+    *("policy without weights", "weights of another shape", "missing optimizer", "invalid yaml"),
+    *("two clips", "phase beyond the curriculum", "family out of prompts", "unknown architecture"),
+    *("prompts in train and eval", "curriculum that keeps nothing", "missing gguf package"),
+    *("cuda without a gpu", "too few paths", "Ray that is not installed"),
+}
+
+
+def cases(bads: Sequence[Bad], common: Set[str]) -> list[Any]:
+    """Returns the parameters of a test; those that are not common are for long runs."""
+    assert common <= {bad.name for bad in bads}
+    return [
+        pytest.param(bad, id=bad.name, marks=() if bad.name in common else pytest.mark.long)
+        for bad in bads
+    ]
+
+
+@pytest.mark.parametrize("bad", cases([*TABLES, *TENSORS, *POLICIES, *PARAMETERS], COMMON))
 def test_a_bad_input_is_one_line_and_loses_nothing(workspace: Path, bad: Bad):
     bad.corrupt(workspace)
     refuses(workspace, bad)

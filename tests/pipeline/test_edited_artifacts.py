@@ -26,6 +26,7 @@ from tests.pipeline.test_bad_inputs import (
     REWARDS,
     ROLLOUTS,
     Bad,
+    cases,
     refuses,
 )
 
@@ -199,13 +200,21 @@ DIVERGING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("bad", EDITED, ids=lambda bad: bad.name)
+COMMON = {
+    *("behavior log-prob of nan", "steps of the table", "reward beside another outcome"),
+    *("more successes than rollouts", "training prompts to evaluate on", "group of another size"),
+    *("text of another rollout", "policy of another round", "entry that is no object"),
+    *("cost that no float holds", "nan weight"),
+}
+
+
+@pytest.mark.parametrize("bad", cases(EDITED, COMMON))
 def test_an_edited_artifact_is_refused_with_row_and_column(workspace: Path, bad: Bad):
     bad.corrupt(workspace)
     refuses(workspace, bad)
 
 
-@pytest.mark.parametrize("bad", DIVERGING, ids=lambda bad: bad.name)
+@pytest.mark.parametrize("bad", cases(DIVERGING, {"learning rate of an arm"}))
 def test_training_that_diverges_is_one_line_and_leaves_its_curves(workspace: Path, bad: Bad):
     bad.corrupt(workspace)
     refuses(workspace, bad)

@@ -66,7 +66,7 @@ def test_a_flow_of_which_processes_are_killed_writes_the_bytes_of_plain_dvc(
 
 
 @pytest.mark.parametrize(
-    "options", [(), pytest.param(("--no-server",), marks=pytest.mark.long)], ids=["", "no server"]
+    "options", [pytest.param((), marks=pytest.mark.long), ("--no-server",)], ids=["", "no server"]
 )
 @pytest.mark.parametrize(
     ("path", "value", "line"),

@@ -27,7 +27,7 @@ LONGEST_SECONDS = 120.0
 COUNTS = ("update", "rollouts", "trained_rollouts", "trained_steps")
 
 
-USUAL = ("grpo", "double", "experts", "few")
+USUAL = ("grpo", "double", "few")
 OTHERS = tuple(name for name in ROUNDS if name not in USUAL)
 usual_rounds = pytest.mark.parametrize("left", [USUAL], indirect=True, ids=["usual"])
 

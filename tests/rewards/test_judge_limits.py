@@ -169,7 +169,11 @@ def test_a_fault_is_the_status_of_its_text_alone(fault: str):
 
 
 @pytest.mark.parametrize(
-    "fault", ["memory", "exit", "sleep", pytest.param("hold", marks=pytest.mark.long), "recurse"]
+    "fault",
+    [
+        *("memory", "sleep"),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("exit", "hold", "recurse")),
+    ],
 )
 def test_a_fault_of_a_reward_function_is_the_status_of_its_text_alone(fault: str):
     """The function gets the faulty text in one call with others, and no other is lost."""

@@ -161,14 +161,17 @@ def is_forked(workspace: Path) -> bool:
     "arguments",
     [
         ["say", "a b", ""],
-        ["exit", "0"],
         ["exit", "3"],
-        ["exit", "300"],
+        *(pytest.param(["exit", code], marks=pytest.mark.long) for code in ("0", "300")),
         ["explain"],
         ["fail"],
         ["at the end"],
         ["interrupt"],
-        *(["die", str(int(number))] for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)),
+        ["die", str(int(signal.SIGKILL))],
+        *(
+            pytest.param(["die", str(int(number))], marks=pytest.mark.long)
+            for number in (signal.SIGTERM, signal.SIGHUP)
+        ),
     ],
     ids="-".join,
 )
@@ -182,7 +185,14 @@ def test_exit_code_and_output_are_those_of_a_fresh_process(
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL]
+    "number",
+    [
+        *(signal.SIGTERM, signal.SIGKILL),
+        *(
+            pytest.param(each, marks=pytest.mark.long)
+            for each in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+        ),
+    ],
 )
 def test_a_signal_ends_it_as_a_fresh_process(
     workspace: Path, shared: Preloaded, number: signal.Signals
@@ -243,10 +253,11 @@ def test_what_a_module_leaves_behind_ends(workspace: Path, shared: Preloaded) ->
     "more",
     [
         {"PYTHONHASHSEED": "7"},
-        {"OMP_NUM_THREADS": "2"},
-        {"PYTHONWARNINGS": "error"},
         {"PYTHONPATH": f"{ROOT}{os.pathsep}/other"},
-        {"ANY": "thing"},
+        *(
+            pytest.param(more, marks=pytest.mark.long)
+            for more in ({"OMP_NUM_THREADS": "2"}, {"PYTHONWARNINGS": "error"}, {"ANY": "thing"})
+        ),
     ],
     ids=lambda more: next(iter(more)),
 )
