@@ -60,6 +60,14 @@ def table(results: dict[str, Any]) -> str:
     return markdown_table(titles, rows)
 
 
+def claims(results: dict[str, Any]) -> list[str]:
+    """Returns by how much the arm without uniform groups ends above or below `plain`."""
+    plain = of_plain(results)
+    ends = {seed: run[DROPPING][-1] for seed, run in results["runs"].items()}
+    apart = [ends[seed]["mean_at_k"] - plain[seed]["mean_at_k"] for seed in ends]
+    return [f"differs from that of `plain` by {in_words(mean_interval(apart))}"]
+
+
 def of_plain(results: dict[str, Any]) -> dict[str, Point]:
     """Returns the final mean@4 of `plain`, its gain over the base and its FLOPs, by seed."""
     known = read_json(RESULTS / f"{RECIPE.stem}.json")["runs"]

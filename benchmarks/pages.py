@@ -158,6 +158,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("demo", demo.gap_claims, "results"),
     ("demo", demo.share_claims, "results"),
     ("demo", demo.advice_claims, "advice"),
+    ("allocation_pretrained", allocation_pretrained.claims, "results"),
     ("reasoning-short", recipe_claims.short_rollouts, "results"),
     ("reasoning-smollm2", demo.pretrained_claims, "results"),
     ("reasoning-smollm2", lambda found: demo.pretrained_claims(found)[:1], "../README"),

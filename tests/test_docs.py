@@ -161,8 +161,13 @@ def test_rloo_has_no_z_score_to_break():
             pairs.plan_of(*(pairs.METHODS[each] for each in names), advantage=pairs.LEAVE_ONE_OUT)
         ]
     }
+    sized = ("sGPO", "signal per cost", "Knapsack RL")
     assert {names: rules for names, rules in found.items() if rules} == {
-        frozenset({sized, "PODS"}): {"U18"} for sized in ("sGPO", "signal per cost", "Knapsack RL")
+        **{frozenset({each, "PODS"}): {"U18"} for each in sized},
+        **{
+            frozenset({each, "judges normalized in groups"}): {"U16"}  # its own z-score
+            for each in ("2-GRPO", *sized)
+        },
     }
 
 
@@ -443,6 +448,13 @@ def test_what_pages_say_of_the_default_run_follows_from_its_file():
     for page, claims in said.items():
         text = " ".join((ROOT / page).read_text().split())
         assert [each for each in claims if each not in text] == [], page
+
+
+def test_the_readme_says_where_the_arms_of_its_picture_end():
+    rows = (RESULTS / "summary.txt").read_text().splitlines()
+    ends = {row.split()[0]: row.split()[3] for row in rows if " mean@8 " in row[:20]}
+    said = f"`composed` ends at {ends['composed']} and `plain` at {ends['plain']}"
+    assert said in (ROOT / "README.md").read_text()
 
 
 def test_the_picture_of_the_readme_is_that_of_the_first_run():

@@ -22,6 +22,7 @@ from grpo.report.comparison import (
     draw_resamples,
     resample_means,
 )
+from grpo.report.judges import measure_influence
 from grpo.report.reading import COST, GROUP, KINDS_IN_BUDGET, Run, reported_scores
 from grpo.runtime.artifacts.files import write_bytes, write_json
 from grpo.runtime.artifacts.tables import is_judged
@@ -202,12 +203,25 @@ def metrics(run: Run, numbers: Numbers) -> dict[str, Any]:
             "cost": cost_of(run, last, arm),
             "gain_over_base": gains.pop("mean_at_k"),
             "other_gains_over_base": gains,
+            "influence": describe_influence(run, arm),
         }
     return {
         "k": run.scores[BASE]["k"],
         "base": _rounded_scores(run, BASE),
         "arms": arms,
         "comparisons": {arm: _comparison(run, each) for arm, each in numbers.comparisons.items()},
+    }
+
+
+def describe_influence(run: Run, arm: str) -> dict[str, dict[str, float | None]]:
+    """Returns the fields of `Influence` by judge; empty with one judge. None where undefined."""
+    return {
+        each.judge: {
+            name: None if np.isnan(value) else round(value, DIGITS)
+            for name, value in each._asdict().items()
+            if name != "judge"
+        }
+        for each in measure_influence(run, arm)
     }
 
 

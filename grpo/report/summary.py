@@ -9,8 +9,15 @@ from typing import Any
 from grpo.params.parameters import BASE, Parameters
 from grpo.report.allocations import allocations_by_arm
 from grpo.report.comparison import Comparison, Curve
-from grpo.report.judges import correlate_judges, measure_influence
-from grpo.report.numbers import Numbers, compare_arms, compute_numbers, cost_of, counted_costs
+from grpo.report.judges import correlate_judges
+from grpo.report.numbers import (
+    Numbers,
+    compare_arms,
+    compute_numbers,
+    cost_of,
+    counted_costs,
+    describe_influence,
+)
 from grpo.report.reading import KINDS_IN_BUDGET, Run, judge_scores, read_run
 from grpo.report.seconds import missing_usages, read_usages, seconds_by_part, seconds_curves
 from grpo.report.terminal import align, wrap
@@ -116,7 +123,7 @@ def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
             " and ".join(pair): _defined(each)
             for pair, each in correlate_judges(run, chain[-1]).items()
         },
-        "influence": {each.judge: _defined(each.share) for each in measure_influence(run, arm)},
+        "influence": describe_influence(run, arm),
         "gain_over_base": gains.pop("mean_at_k"),
         "other_gains_over_base": gains,
         "allocation": _describe_allocation(run, arm),

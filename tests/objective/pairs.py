@@ -65,6 +65,7 @@ SGPO = (
     curriculum.sample_unsolved(0.1).link,
     curriculum.size_groups_by_inverse_rate(2, 8).link,
 )
+CONTINUOUS = ("has_binary_reward", False)
 METHODS = {
     "2-GRPO": Method(curriculum=(curriculum.fix_group_size(2).link,), sizes=frozenset({2})),
     "sGPO": Method(curriculum=SGPO, sizes=frozenset({2, 4, 8}), facts=(("reads_profile", True),)),
@@ -83,7 +84,16 @@ METHODS = {
     "KL as a loss": Method(loss=(penalize_kl(0.01, "k2"),)),
     "entropy bonus": Method(loss=(add_entropy_bonus(0.01),)),
     "KL in the reward": Method(reward=(subtract_kl_from_reward(0.01),)),
-    "continuous reward": Method(facts=(("has_binary_reward", False),)),
+    "continuous reward": Method(facts=(CONTINUOUS,)),
+    "judges normalized in groups": Method(
+        facts=(CONTINUOUS, ("normalized", ("reward.judges[0].normalize",)))
+    ),
+    "rising temperature": Method(facts=(("follows_reward", True),)),
+    "reference-free GRPO": Method(  # as published, for translation
+        ratio=(take_ratio_to_reference(), average_ratio_over_rollout()),
+        loss=(penalize_kl(0.001, "k3_mirrored", over="rollout"),),
+        facts=(CONTINUOUS,),
+    ),
     "Group Revision": Method(
         reward=(add_improvement(),), selection=(revise_first_answers("boxes"),)
     ),

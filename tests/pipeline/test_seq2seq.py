@@ -145,8 +145,12 @@ def test_an_encoder_decoder_runs_through_every_stage_and_learns(
     assert searched.keys() == {"outcome", "score.math", "score.exact", "score.format"}
     assert searched["outcome"] == searched["score.math"]  # of digits
     assert arm["judges"]["greedy_score.format"]["base"]["value"] <= 1
-    assert sum(arm["influence"].values()) == pytest.approx(1, abs=1e-5)
-    assert arm["influence"]["exact"] > 0.2 / 1.2  # a z-score differs more than what it is of
+    influence = arm["influence"]
+    assert sum(each["share"] for each in influence.values()) == pytest.approx(1, abs=1e-5)
+    assert influence["exact"]["share"] > 0.2 / 1.2  # a z-score differs more than what it is of
+    assert influence["math"]["last_mean"] > influence["math"]["first_mean"]
+    assert 0 < influence["math"]["spread"] <= 0.5  # of zeros and ones
+    assert found["arms"]["online"]["influence"] == influence  # MLflow has what metrics.json has
     assert 'id="judges"' in Path("artifacts/report/index.html").read_text()
     trained = contents(Path("artifacts/policies/online-1"))
     for name in ("artifacts/policies/online-1", "artifacts/training/online-1"):
