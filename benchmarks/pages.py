@@ -216,6 +216,8 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("translation_methods", translation.claims, "translation"),
     ("translation_dates", translation_dates.claims, "translation"),
     ("grounding", recipe_claims.durations, "own-model"),
+    ("translation", recipe_claims.seconds_of_seeds, "recipes"),
+    ("grounding", recipe_claims.seconds_of_seeds, "recipes"),
 ]
 
 

@@ -37,6 +37,11 @@ def durations(results: dict[str, Any]) -> list[str]:
     return [f"took {seconds} seconds", f"stages took {of_stages} seconds of processor time"]
 
 
+def seconds_of_seeds(results: dict[str, Any]) -> list[str]:
+    """Returns how long a recipe's pipelines took, without set-up."""
+    return [f"{span([run['pipeline_seconds'] for run in results['runs'].values()])} s"]
+
+
 def costs_table(default: dict[str, Any]) -> str:
     """Returns what a run of each measured recipe takes, in the order of docs/recipes.md.
 
