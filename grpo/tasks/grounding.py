@@ -28,6 +28,13 @@ SIDES = {"small": (8, 10), "large": (16, 18)}  # pixels
 GRID = 2  # coordinates are multiples of it
 GAP = 2  # least distance between shapes, in pixels
 MARGIN = 4  # least difference of centers for which a relation is asked, in pixels
+RELATIONS = {
+    "left of": (0, -1),
+    "right of": (0, 1),
+    "above": (1, -1),
+    "below": (1, 1),
+}  # axis, sign
+COUNTS = {2: "two", 3: "three"}  # of the objects that a relation is to
 BACKGROUNDS = {"filled": (245, 245, 245), "outlined": (245, 245, 245), "dark": (40, 40, 50)}
 LINE = 2  # width of outlines, in pixels
 PLACES = 50  # attempts to place a shape
@@ -103,14 +110,35 @@ def ask_relation(scene: Scene) -> Iterator[Asked]:
             continue
         for shape in sorted({other.shape for other in scene} - {anchor.shape}):
             these = [other for other in scene if other.shape == shape]
-            for axis, (before, after) in enumerate((("left of", "right of"), ("above", "below"))):
-                gaps = [other.center[axis] - anchor.center[axis] for other in these]
-                if len(these) == 1 or min(map(abs, gaps)) < MARGIN:
-                    continue
-                for relation, sign in ((before, -1), (after, 1)):
-                    true = [other for other, gap in zip(these, gaps) if sign * gap > 0]
-                    if len(true) == 1:
-                        yield Asked(f"box the {shape} {relation} the {anchor.shape}", "boxes", true)
+            for relation, (axis, sign) in RELATIONS.items():
+                gaps = [sign * (other.center[axis] - anchor.center[axis]) for other in these]
+                true = [other for other, gap in zip(these, gaps) if gap > 0]
+                if len(these) > 1 and min(map(abs, gaps)) >= MARGIN and len(true) == 1:
+                    yield Asked(f"box the {shape} {relation} the {anchor.shape}", "boxes", true)
+
+
+def ask_compound(scene: Scene) -> Iterator[Asked]:
+    """Yields questions of many words: "box the small red circle left of two square".
+
+    The scene has so many squares. The object is on that side of them all, and others that are alike
+    are not; all of this is clear.
+    """
+    for shape in sorted({each.shape for each in scene}):
+        anchors = [each for each in scene if each.shape == shape]
+        for kind in sorted({each[:3] for each in scene if each.shape != shape}):
+            alike = [each for each in scene if each[:3] == kind]
+            if len(alike) == 1 or len(anchors) not in COUNTS:
+                continue
+            color, other, size = kind
+            for relation, (axis, sign) in RELATIONS.items():
+                gaps = [
+                    min(sign * (each.center[axis] - anchor.center[axis]) for anchor in anchors)
+                    for each in alike
+                ]
+                true = [each for each, gap in zip(alike, gaps) if gap > 0]
+                if len(true) == 1 and min(map(abs, gaps)) >= MARGIN:
+                    expression = f"{size} {color} {other} {relation} {COUNTS[len(anchors)]} {shape}"
+                    yield Asked(f"box the {expression}", "boxes", true)
 
 
 def ask_all(scene: Scene) -> Iterator[Asked]:
@@ -131,6 +159,7 @@ QUESTIONS: dict[str, Callable[[Scene], Iterator[Asked]]] = {
     "point": ask_point,
     "size": ask_size,
     "relation": ask_relation,
+    "compound": ask_compound,
     "all": ask_all,
     "count": ask_count,
 }
@@ -139,7 +168,7 @@ QUESTIONS: dict[str, Callable[[Scene], Iterator[Asked]]] = {
 class GroundingFamily(Strict):
     """Prompts of one kind of question and one look."""
 
-    question: Literal["one", "point", "size", "relation", "all", "count"]
+    question: Literal["one", "point", "size", "relation", "compound", "all", "count"]
     style: Style
     min_objects: Annotated[int, Field(ge=1, le=9)]  # of a scene
     max_objects: Annotated[int, Field(ge=1, le=9)]

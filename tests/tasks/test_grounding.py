@@ -26,6 +26,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         name: {**PLAIN, "question": name}
         for name in ("one", "point", "size", "relation", "all", "count")
     },
+    "compound": {**PLAIN, "question": "compound", "min_objects": 4, "max_objects": 6},
     "outlined": {**PLAIN, "question": "one", "style": "outlined", "warmup": 0.0},
     "dark": {**PLAIN, "question": "all", "style": "dark", "warmup": 0.0},
     "new_pairs": {**PLAIN, "question": "one", "warmup": 0.0, "pairs": "held_out"},
@@ -35,8 +36,8 @@ HELD_OUT = ["red circle", "blue cross"]
 
 def tables(warmup: Any = WARMUP, *, seed: int = 0, **changes: Any) -> PromptTables:
     settings = {
-        "train_prompts": 240,
-        "eval_prompts": 180,
+        "train_prompts": 270,
+        "eval_prompts": 200,
         "pixels": 48,
         "instruction": "",
         "held_out_pairs": HELD_OUT,
@@ -86,10 +87,15 @@ def true_objects(question: str, objects: list[dict[str, Any]]) -> list[dict[str,
     if found is None:
         return kept
     axis, sign = relations[found]
-    (other,) = [each for each in objects if each["shape"] == anchor]
-    middle = [other["box"][axis] + other["box"][axis + 2]]
+    others = [each for each in objects if each["shape"] == anchor]
+    assert len(others) == {"the": 1, "two": 2, "three": 3}[words[-2]]
+    middles = [other["box"][axis] + other["box"][axis + 2] for other in others]
     return [
-        each for each in kept if sign * (each["box"][axis] + each["box"][axis + 2] - middle[0]) > 0
+        each
+        for each in kept
+        if all(
+            sign * (each["box"][axis] + each["box"][axis + 2] - middle) > 0 for middle in middles
+        )
     ]
 
 
@@ -113,13 +119,29 @@ def test_questions_are_as_hard_as_their_family_says(asked: list[dict[str, Any]])
     """Alike objects, or several of a shape: without the size or the relation, none is meant."""
     for row in asked:
         entry, words = row["entry"], row["question"].split()
-        if row["family"] in ("one", "point", "size", "outlined", "new_pairs", "relation"):
+        if row["family"] in (
+            "one",
+            "point",
+            "size",
+            "outlined",
+            "new_pairs",
+            "relation",
+            "compound",
+        ):
             assert len(entry["boxes"]) == 1
         if row["family"] == "size":
             alike = [
                 each for each in entry["objects"] if [each["color"], each["shape"]] == words[3:]
             ]
             assert len(alike) > 1
+        if row["family"] == "compound":
+            alike = [
+                each
+                for each in entry["objects"]
+                if [each["size"], each["color"], each["shape"]] == words[2:5]
+            ]
+            assert len(alike) > 1
+            assert words[-2] in ("two", "three")
         if row["family"] == "relation":
             assert sum(each["shape"] == words[2] for each in entry["objects"]) > 1
         if row["family"] in ("all", "dark"):
@@ -151,7 +173,7 @@ def test_shapes_fill_their_boxes_and_nothing_else(asked: list[dict[str, Any]]):
 def test_no_scene_is_in_two_parts(made: PromptTables):
     parts = [{split_prompt(each)[0] for each in table["prompt"]} for table in made]
     assert len(set.union(*parts)) == sum(map(len, parts))
-    assert (len(made.train), len(made.eval)) == (240, 180)
+    assert (len(made.train), len(made.eval)) == (270, 200)
     assert abs(len(made.warmup) - 400) <= len(FAMILIES)  # rounded per family
     assert set(made.train["family"].value_counts()) == {30}
     assert set(made.eval["family"].value_counts()) == {20}
@@ -206,7 +228,7 @@ def test_held_out_pairs_are_in_evaluation_only(made: PromptTables):
 
 def test_the_warmup_has_families_by_their_shares(made: PromptTables):
     counts = made.warmup["family"].value_counts()
-    assert set(counts.index) == {"one", "point", "size", "relation", "all", "count"}
+    assert set(counts.index) == {"one", "point", "size", "relation", "compound", "all", "count"}
     assert counts.max() - counts.min() <= 1
     for prompt in made.warmup["prompt"]:
         assert (pixels_of(prompt) == BACKGROUNDS["filled"]).all(axis=2).any()
