@@ -19,6 +19,7 @@ from grpo.modalities.shared.recomputation import recompute_blocks, saved_bytes
 from grpo.modalities.tokens.modality import RoutingMode
 from grpo.modalities.tokens.policy import TokenPolicy
 from grpo.modalities.tokens.routing import recorded
+from tests.modalities.lora_cases import with_and_without_lora
 from tests.modalities.tiny import seeded, tiny_moe, tiny_policy
 from tests.modalities.tiny_actor import SCENES, tiny_actor
 from tests.modalities.tiny_denoiser import tiny_decoding
@@ -94,10 +95,11 @@ def make() -> Iterator[Callable[[str], tuple[Policy[Any], list[str]]]]:
         yield make_policy
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize(
-    "kind",
-    ["tokens", "experts", "action_chunks", "images", pytest.param("clips", marks=pytest.mark.long)],
+    ("kind", "lora"),
+    with_and_without_lora(
+        ["tokens", "experts", "images", "action_chunks", "clips"], long={"clips"}
+    ),
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_losses_and_gradients_are_the_same_and_less_is_saved(

@@ -30,6 +30,7 @@ from grpo.modalities.vision_language.bases import make_base_policy
 from grpo.params.parameters import Parameters, read_params
 from grpo.registry.export import export_policy, merge_adapters, write_model
 from grpo.wiring.policies import load_policy, make_optimizer
+from tests.modalities.lora_cases import with_and_without_lora
 from tests.modalities.test_chunk_builds import LORA, changed, logits_of
 from tests.modalities.test_pipelines import MADE, recipe
 from tests.modalities.test_seq2seq import policy_of as translator
@@ -113,14 +114,7 @@ CASES: dict[str, Callable[..., Case]] = {
 }
 
 
-@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *("tokens", "seq2seq", "vision_language", "images", "action_chunks"),
-        pytest.param("clips", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize(("kind", "lora"), with_and_without_lora([*CASES], long={"clips"}))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_round_stores_what_training_changed_and_is_the_policy_with_its_base(
     tmp_path: Path, kind: str, lora: bool
@@ -156,13 +150,11 @@ def test_a_round_stores_what_training_changed_and_is_the_policy_with_its_base(
         load_policy(params, base=base, directory=out, draws=draws)
 
 
-@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 @pytest.mark.parametrize(
-    "kind",
-    [
-        *("tokens", "seq2seq", "vision_language", "images"),
-        pytest.param("clips", marks=pytest.mark.long),
-    ],
+    ("kind", "lora"),
+    with_and_without_lora(
+        ["vision_language", "tokens", "seq2seq", "images", "clips"], long={"clips"}
+    ),
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_an_exported_policy_is_a_base_of_its_own(tmp_path: Path, kind: str, lora: bool):
