@@ -241,6 +241,8 @@ def results_of(name: str) -> dict[str, Any]:
     """
     if name.endswith("/*"):
         files = {path.stem: path for path in RESULTS.glob(f"{name}.json")}
+        if not files:
+            raise FileNotFoundError(f"{RESULTS / name} has no results; measure them first")
         return {stem: read_json(files[stem]) for stem in sorted(files)}
     found: dict[str, Any] = read_json(RESULTS / f"{name}.json")
     return found

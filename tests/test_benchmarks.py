@@ -398,11 +398,11 @@ def test_a_target_needs_a_ratio_and_the_reward(reaches: bool):
 
 def test_runs_of_two_revisions_do_not_go_into_one_file(tmp_path: Path):
     path = tmp_path / "0.2M.json"
-    assert peer_trl_run.read_runs(path, "a" * 40) == {}
+    peer_trl_run.require_revision(path, "a" * 40)
     write_json(path, {"revision": "a" * 40, "runs": {"3": {"trl": a_run(10, 0.5)}}})
-    assert peer_trl_run.read_runs(path, "a" * 40) == {"3": {"trl": a_run(10, 0.5)}}
-    with pytest.raises(SystemExit, match="aaaaaaa, this is bbbbbbb; check that revision out"):
-        peer_trl_run.read_runs(path, "b" * 40)
+    peer_trl_run.require_revision(path, "a" * 40)
+    with pytest.raises(SystemExit, match="aaaaaaa, this is bbbbbbb; move the file away"):
+        peer_trl_run.require_revision(path, "b" * 40)
 
 
 def test_the_arm_default_is_that_of_the_default_recipe():

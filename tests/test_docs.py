@@ -386,9 +386,12 @@ def test_numbers_in_the_text_of_a_page_follow_from_the_committed_file(
     assert [each for each in claims(results_of(name)) if each not in text] == []
 
 
-OLD = {"same_bytes", "peer_trl_run_tuning"}  # compares two revisions; does not name its own
-# A lent device has no git: files of it have a digest of the code.
-REVISION = {"revision": 40, "code": 12}  # digits
+OLD = {
+    "same_bytes",  # compares two revisions
+    "peer_trl_run_tuning",  # does not name its own; no page has a number of it
+}
+# A lent device has no git: its files have a digest of the code instead of a commit.
+DIGITS_BY_KEY = {"revision": 40, "code": 12}
 
 
 def revisions_in(found: Any) -> set[str]:
@@ -397,14 +400,18 @@ def revisions_in(found: Any) -> set[str]:
         return set()
     own, below = set[str](), found
     if isinstance(found, dict):
-        texts = [(each, found[each]) for each in REVISION if isinstance(found.get(each), str)]
-        own = {text for each, text in texts if re.fullmatch(f"[0-9a-f]{{{REVISION[each]}}}", text)}
+        own = {
+            text
+            for key, digits in DIGITS_BY_KEY.items()
+            if isinstance(text := found.get(key), str)
+            and re.fullmatch(f"[0-9a-f]{{{digits}}}", text)
+        }
         below = found.values()
     return own.union(*map(revisions_in, below))
 
 
 def test_the_numbers_of_a_file_are_of_one_revision():
-    """Of a file that pages take numbers from, and of every other one but `OLD`."""
+    """No page has a number of the files that do not name exactly one."""
     names = {str(path.relative_to(RESULTS).with_suffix("")) for path in RESULTS.rglob("*.json")}
     found = {name: len(revisions_in(results_of(name))) for name in names}
     assert {name for name, number in found.items() if number != 1} == OLD
@@ -455,6 +462,8 @@ def test_the_readme_says_where_the_arms_of_its_picture_end():
     ends = {row.split()[0]: row.split()[3] for row in rows if " mean@8 " in row[:20]}
     said = f"`composed` ends at {ends['composed']} and `plain` at {ends['plain']}"
     assert said in (ROOT / "README.md").read_text()
+    assert "composed took" in " ".join(rows)
+    assert "never reached plain's final mean@8." in " ".join(rows)  # the last sentence, of composed
 
 
 def test_the_picture_of_the_readme_is_that_of_the_first_run():

@@ -41,7 +41,7 @@ def test_the_command_runs_every_part_on_a_cpu_and_repeats_none(
     if MADE.exists():
         monkeypatch.setenv(PYTHON, str(MADE))
     lines = call(tmp_path)
-    (run,) = first = [*read_runs(tmp_path).values()]
+    (run,) = first = [*read_runs(tmp_path / "gpu").values()]
     assert set(run["parts"]) == set(CALLED)
     assert {part["state"] for part in run["parts"].values()} <= {"done", "did not run"}, run
     absent = {name: part for name, part in run["parts"].items() if part["state"] != "done"}
@@ -54,7 +54,7 @@ def test_the_command_runs_every_part_on_a_cpu_and_repeats_none(
     assert [line for line in again if not line.endswith(MEASURED)] == [
         line for line in lines if line.split(":")[0] in absent
     ]
-    assert [*read_runs(tmp_path).values()] == first
+    assert [*read_runs(tmp_path / "gpu").values()] == first
 
 
 def test_a_part_that_cannot_run_says_why():

@@ -46,9 +46,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of all that is written")
     chosen = parser.parse_args()
     end = time.monotonic() + chosen.seconds
-    folder = chosen.out or RESULTS / "gpu"
-    page_file = (chosen.out or ROOT / "docs") / "gpu.md"
     target = Target(device=chosen.device, size=chosen.size)
+    if target.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(f"{NO_CUDA}; --device cpu --size tiny runs every part on a CPU")
+    folder = (chosen.out or RESULTS) / "gpu"
+    page_file = (chosen.out or ROOT / "docs") / "gpu.md"
     path, run = open_run(folder, target)
     for part in chosen.part or PARTS:
         known = run["parts"].get(part, {"state": "did not run"})
@@ -63,9 +65,7 @@ def main() -> None:
 
 def open_run(folder: Path, target: Target) -> tuple[Path, Result]:
     """Returns the file and the content of this device's run with this code."""
-    is_missing = target.device == "cuda" and not torch.cuda.is_available()
-    device = {"name": NO_CUDA} if is_missing else describe_device(target)
-    code = digest_code()
+    device, code = describe_device(target), digest_code()
     name = re.sub("[^a-z0-9]+", "-", f"{device['name']} {target.size} {code}".lower())
     path = folder / f"{name}.json"
     known: Result = read_json(path) if path.exists() else {}
@@ -93,8 +93,7 @@ def digest_code() -> str:
 def run_part(name: str, target: Target, seconds_left: float) -> Result:
     """Returns the result of a part, or why there is none."""
     part = PARTS[name]
-    is_missing = target.device == "cuda" and not torch.cuda.is_available()
-    obstacle = NO_CUDA if is_missing else part.find_obstacle(target)
+    obstacle = part.find_obstacle(target)
     if obstacle is None and seconds_left < LEAST_SECONDS:
         obstacle = "the time of this call was over; call the command again"
     if obstacle is not None:

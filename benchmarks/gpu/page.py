@@ -62,9 +62,9 @@ What the run on an H100 shows:
 
 The H100 was lent for half an hour, on a machine with torch 2.11.0; the project pins 2.13.0.
 `torch.utils.flop_counter` was taken from 2.13.0, because that of 2.11.0 cannot count grouped-query
-attention. There are two runs, because sampling by vision-language models was fixed in between: the
-code caa400a8d185 is that of the revision 6560db5, and 797280b8330e that of 2b2cd4a. The first three
-findings are of the first run, the fourth is of the second.
+attention. The findings are of two runs, because sampling by vision-language models was fixed in
+between: the code caa400a8d185 is that of the revision 6560db5, and 797280b8330e that of 2b2cd4a.
+The first three findings are of the first run, the fourth is of the second.
 """
 NO_GPU = """\
 **There is no number of a GPU on this page.** What follows ran on a CPU at a tiny size. It shows

@@ -74,6 +74,8 @@ def main() -> None:
                     measure(size, seed, side, chosen.python, busy=chosen.busy)
     files = {size: OUT / f"{size}.json" for size in SIZES}
     results = {size: read_json(path) for size, path in files.items() if path.exists()}
+    if not results:
+        raise SystemExit(f"{OUT} has no results; name PYTHON_OF_TRL and seeds")
     save_figure(draw(results), FIGURE)
     for size, found in results.items():
         print(size, table(found), sep="\n\n", end="\n\n")
@@ -83,43 +85,41 @@ def measure(size: str, seed: int, side: str, python: str, *, busy: bool) -> None
     """Adds a run to the size's file, unless it has the run.
 
     Raises:
-      SystemExit: If the file's runs are of another revision.
+      SystemExit: If the run is missing, and the file's runs are of another revision.
     """
     path, revision = OUT / f"{size}.json", revision_of("HEAD")
-    known = read_runs(path, revision)
-    if side in known.get(str(seed), {}):
+    known = _read_runs(path).get(str(seed), {})
+    if side in known:
         return
+    require_revision(path, revision)
     base = score_of_base(size, seed)
     if not busy:
         require_idle()
     if side == THEIRS:
         run = run_theirs(size, seed, python)
     else:
-        run = run_ours(size, seed, side, goal=_goal(known.get(str(seed), {}), side))
+        run = run_ours(size, seed, side, goal=_goal(known, side))
     print(size, seed, side, {k: v for k, v in run.items() if k != "batches"}, flush=True)
     run |= {"processor": machine()["processor"]}
-    runs = read_runs(path, revision)  # again: another process may have added a run
+    runs = _read_runs(path)  # again: another process may have added a run
     runs.setdefault(str(seed), {}).update({"base": base, side: run})
     about_size = {"revision": revision, "settings": _settings(size), "runs": runs}
     write_json(path, {**about(python), **about_size, **conclude(runs)})
 
 
-def read_runs(path: Path, revision: str) -> dict[str, Any]:
-    """Returns the runs of a file, by seed and side.
-
-    Raises:
-      SystemExit: If they are of another revision.
-    """
-    if not path.exists():
-        return {}
-    found = read_json(path)
-    if found["revision"] != revision:
-        raise SystemExit(
-            f"{path} has runs of {found['revision'][:7]}, this is {revision[:7]}; "
-            "check that revision out, or remove the file"
-        )
-    runs: dict[str, Any] = found["runs"]
+def _read_runs(path: Path) -> dict[str, Any]:
+    """Returns the runs of a file, by seed and side."""
+    runs: dict[str, Any] = read_json(path)["runs"] if path.exists() else {}
     return runs
+
+
+def require_revision(path: Path, revision: str) -> None:
+    """Raises SystemExit if a file has runs of another revision."""
+    if path.exists() and (known := read_json(path)["revision"]) != revision:
+        raise SystemExit(
+            f"{path} has runs of {known[:7]}, this is {revision[:7]}; move the file away to "
+            "measure all of its runs again"
+        )
 
 
 def _goal(known: dict[str, Run], side: str) -> float | None:
@@ -220,13 +220,16 @@ def shares_table(results: dict[str, dict[str, Any]]) -> str:
             *(_in_words(results[size]["ratios"][arm]) for arm in (SAME, SIZES[size].allocated[0])),
         ]
         for size, title in RUNS.items()
+        if size in results
     ]
     return markdown_table(["run", "the same algorithm", "an arm that chooses its prompts"], rows)
 
 
 def memory_claims(results: dict[str, dict[str, Any]]) -> list[str]:
     """Returns the peaks of memory of `same` beside TRL, in the order of RUNS."""
-    peaks = [results[size]["ratios"][SAME]["peak_bytes"]["value"] for size in RUNS]
+    peaks = [
+        results[size]["ratios"][SAME]["peak_bytes"]["value"] for size in RUNS if size in results
+    ]
     times = listed([f"{each:.1f}" for each in peaks])
     return [f"with {times} times its memory", f"{times} times TRL's"]
 

@@ -213,13 +213,16 @@ def metrics(run: Run, numbers: Numbers) -> dict[str, Any]:
     }
 
 
+def defined(number: float) -> float | None:
+    """Returns a number as output files have it; None for NaN."""
+    return None if np.isnan(number) else round(number, DIGITS)
+
+
 def describe_influence(run: Run, arm: str) -> dict[str, dict[str, float | None]]:
     """Returns the fields of `Influence` by judge; empty with one judge. None where undefined."""
     return {
         each.judge: {
-            name: None if np.isnan(value) else round(value, DIGITS)
-            for name, value in each._asdict().items()
-            if name != "judge"
+            name: defined(value) for name, value in each._asdict().items() if name != "judge"
         }
         for each in measure_influence(run, arm)
     }

@@ -1,6 +1,5 @@
 """Summary of a run for the terminal and for programs: rewards, cost and seconds of each arm."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from grpo.report.numbers import (
     compute_numbers,
     cost_of,
     counted_costs,
+    defined,
     describe_influence,
 )
 from grpo.report.reading import KINDS_IN_BUDGET, Run, judge_scores, read_run
@@ -120,7 +120,7 @@ def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
             for score in judge_scores(run.params)
         },
         "correlations": {
-            " and ".join(pair): _defined(each)
+            " and ".join(pair): defined(each)
             for pair, each in correlate_judges(run, chain[-1]).items()
         },
         "influence": describe_influence(run, arm),
@@ -154,10 +154,6 @@ def _describe_allocation(run: Run, arm: str) -> dict[str, Any] | None:
         "cost_unit": each.cost_unit,
         **costs,
     }
-
-
-def _defined(number: float) -> float | None:
-    return None if math.isnan(number) else round(number, DIGITS)
 
 
 def _interval(run: Run, score: Mapping[str, Any]) -> dict[str, float | None]:

@@ -34,7 +34,7 @@ RELATIONS = {
     "above": (1, -1),
     "below": (1, 1),
 }  # axis, sign
-COUNTS = {2: "two", 3: "three"}  # of the objects that a relation is to
+WORD_BY_COUNT = {2: "two", 3: "three"}  # of the objects that a relation is to
 BACKGROUNDS = {"filled": (245, 245, 245), "outlined": (245, 245, 245), "dark": (40, 40, 50)}
 LINE = 2  # width of outlines, in pixels
 PLACES = 50  # attempts to place a shape
@@ -118,27 +118,29 @@ def ask_relation(scene: Scene) -> Iterator[Asked]:
 
 
 def ask_compound(scene: Scene) -> Iterator[Asked]:
-    """Yields questions of many words: "box the small red circle left of two square".
+    """Yields questions of many words: "box the small red circle left of the two square".
 
-    The scene has so many squares. The object is on that side of them all, and others that are alike
-    are not; all of this is clear.
+    The scene has so many squares. The object is on that side of them all. Others of its size, color
+    and shape are not, and centers differ by at least MARGIN.
     """
-    for shape in sorted({each.shape for each in scene}):
-        anchors = [each for each in scene if each.shape == shape]
-        for kind in sorted({each[:3] for each in scene if each.shape != shape}):
+    for anchor_shape in sorted({each.shape for each in scene}):
+        anchors = [each for each in scene if each.shape == anchor_shape]
+        if len(anchors) not in WORD_BY_COUNT:
+            continue
+        counted = f"the {WORD_BY_COUNT[len(anchors)]} {anchor_shape}"
+        for kind in sorted({each[:3] for each in scene if each.shape != anchor_shape}):
+            color, shape, size = kind
             alike = [each for each in scene if each[:3] == kind]
-            if len(alike) == 1 or len(anchors) not in COUNTS:
-                continue
-            color, other, size = kind
             for relation, (axis, sign) in RELATIONS.items():
                 gaps = [
                     min(sign * (each.center[axis] - anchor.center[axis]) for anchor in anchors)
                     for each in alike
                 ]
                 true = [each for each, gap in zip(alike, gaps) if gap > 0]
-                if len(true) == 1 and min(map(abs, gaps)) >= MARGIN:
-                    expression = f"{size} {color} {other} {relation} {COUNTS[len(anchors)]} {shape}"
-                    yield Asked(f"box the {expression}", "boxes", true)
+                if len(alike) > 1 and min(map(abs, gaps)) >= MARGIN and len(true) == 1:
+                    yield Asked(
+                        f"box the {size} {color} {shape} {relation} {counted}", "boxes", true
+                    )
 
 
 def ask_all(scene: Scene) -> Iterator[Asked]:

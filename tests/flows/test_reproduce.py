@@ -164,7 +164,6 @@ def test_the_order_of_the_lock_is_not_that_in_which_stages_ended(
     assert list(read_lock(fresh_pipeline)) == [step.name for step in plan()]
 
 
-@pytest.mark.long
 def test_its_own_server_ends_with_a_killed_run(fresh_pipeline: Path, tmp_path: Path) -> None:
     home = {**tiny_pipeline.environment(), "PREFECT_HOME": str(tmp_path / "prefect")}
     home.pop("PREFECT_API_URL", None)

@@ -1,24 +1,25 @@
-"""Cases with and without LoRA, of which every run of the tests has one per kind."""
+"""Cases with LoRA and in full, of which every run of the tests has one per kind."""
 
-from collections.abc import Sequence, Set
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import pytest
 
 
-def with_and_without_lora(kinds: Sequence[str], *, long: Set[str] = frozenset()) -> list[Any]:
-    """Returns the parameters ("kind", "lora"): with LoRA and in full in turns, the others long.
+def lora_cases(quick: Mapping[str, Literal["lora", "full"] | None]) -> list[Any]:
+    """Returns the values of ("kind", "lora"): every kind with LoRA and in full.
 
     Args:
-      long: Kinds of which both are for long runs.
+      quick: The one of the two that is in every run of the tests, by kind; None: neither. The
+        others are for long runs.
     """
     return [
         pytest.param(
             kind,
-            lora,
-            id=f"{kind}-{'lora' if lora else 'full'}",
-            marks=() if lora == (index % 2 == 0) and kind not in long else pytest.mark.long,
+            way == "lora",
+            id=f"{kind}-{way}",
+            marks=() if way == chosen else pytest.mark.long,
         )
-        for index, kind in enumerate(kinds)
-        for lora in (True, False)
+        for kind, chosen in quick.items()
+        for way in ("lora", "full")
     ]

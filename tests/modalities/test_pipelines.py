@@ -17,7 +17,7 @@ from grpo.modalities.denoising.policy import DenoisingPolicy, load_denoising_pol
 from grpo.modalities.denoising.sde_steps import Denoising
 from grpo.params.parameters import Parameters, read_params
 from grpo.schema import DirectoryBase
-from tests.modalities.lora_cases import with_and_without_lora
+from tests.modalities.lora_cases import lora_cases
 from tests.modalities.tiny_denoiser import seeded, tiny_decoding
 from tests.modalities.tiny_pipelines import (
     CLIP,
@@ -50,7 +50,7 @@ def load(params: Parameters, base: Path, decoding: Denoising | None = None) -> D
     )
 
 
-@pytest.mark.parametrize(("name", "lora"), with_and_without_lora([*MADE]))
+@pytest.mark.parametrize(("name", "lora"), lora_cases(dict.fromkeys(MADE, "lora")))
 def test_a_recipe_in_its_own_precision_draws_scores_and_has_gradients(
     tmp_path: Path, name: str, lora: bool
 ):

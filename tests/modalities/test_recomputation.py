@@ -19,7 +19,7 @@ from grpo.modalities.shared.recomputation import recompute_blocks, saved_bytes
 from grpo.modalities.tokens.modality import RoutingMode
 from grpo.modalities.tokens.policy import TokenPolicy
 from grpo.modalities.tokens.routing import recorded
-from tests.modalities.lora_cases import with_and_without_lora
+from tests.modalities.lora_cases import lora_cases
 from tests.modalities.tiny import seeded, tiny_moe, tiny_policy
 from tests.modalities.tiny_actor import SCENES, tiny_actor
 from tests.modalities.tiny_denoiser import tiny_decoding
@@ -97,8 +97,14 @@ def make() -> Iterator[Callable[[str], tuple[Policy[Any], list[str]]]]:
 
 @pytest.mark.parametrize(
     ("kind", "lora"),
-    with_and_without_lora(
-        ["tokens", "experts", "images", "action_chunks", "clips"], long={"clips"}
+    lora_cases(
+        {
+            "tokens": "lora",
+            "experts": "full",
+            "images": "lora",
+            "action_chunks": "full",
+            "clips": None,
+        }
     ),
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

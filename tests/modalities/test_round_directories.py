@@ -30,7 +30,7 @@ from grpo.modalities.vision_language.bases import make_base_policy
 from grpo.params.parameters import Parameters, read_params
 from grpo.registry.export import export_policy, merge_adapters, write_model
 from grpo.wiring.policies import load_policy, make_optimizer
-from tests.modalities.lora_cases import with_and_without_lora
+from tests.modalities.lora_cases import lora_cases
 from tests.modalities.test_chunk_builds import LORA, changed, logits_of
 from tests.modalities.test_pipelines import MADE, recipe
 from tests.modalities.test_seq2seq import policy_of as translator
@@ -114,7 +114,19 @@ CASES: dict[str, Callable[..., Case]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "lora"), with_and_without_lora([*CASES], long={"clips"}))
+@pytest.mark.parametrize(
+    ("kind", "lora"),
+    lora_cases(
+        {
+            "tokens": "lora",
+            "seq2seq": "full",
+            "vision_language": "lora",
+            "images": "full",
+            "clips": None,
+            "action_chunks": "full",
+        }
+    ),
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_round_stores_what_training_changed_and_is_the_policy_with_its_base(
     tmp_path: Path, kind: str, lora: bool
@@ -152,8 +164,14 @@ def test_a_round_stores_what_training_changed_and_is_the_policy_with_its_base(
 
 @pytest.mark.parametrize(
     ("kind", "lora"),
-    with_and_without_lora(
-        ["vision_language", "tokens", "seq2seq", "images", "clips"], long={"clips"}
+    lora_cases(
+        {
+            "tokens": "full",
+            "seq2seq": "lora",
+            "vision_language": "lora",
+            "images": "full",
+            "clips": None,
+        }
     ),
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -391,7 +391,7 @@ def test_check_lists_every_violated_rule_with_its_path(
         assert expected in printed
 
 
-def test_a_model_of_the_hub_that_is_no_commit_is_remarked_on():
+def test_a_hub_model_whose_revision_is_not_a_commit_is_remarked_on():
     pinned = read_params(ROOT / "recipes" / "images-sd35.yaml")
     assert remarks_on_revisions(pinned) == []
     (policy,) = remarks_on_revisions(read_params(ROOT / "recipes" / "reasoning-qwen.yaml"))

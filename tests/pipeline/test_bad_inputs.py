@@ -306,14 +306,15 @@ PARAMETERS = [
 ]  # fmt: skip
 
 
-COMMON = {  # in every run of the tests: of each stage and kind of fault
+COMMON = {  # in every run of the tests
     *("nan reward", "missing column", "duplicate prompt", "truncated parquet", "missing table"),
     *("curriculum of unknown prompts", "rewards of another round", "truncated safetensors"),
     *("tensors of more rollouts than the table", "configuration that is no JSON"),
     *("policy without weights", "weights of another shape", "missing optimizer", "invalid yaml"),
     *("two clips", "phase beyond the curriculum", "family out of prompts", "unknown architecture"),
     *("prompts in train and eval", "curriculum that keeps nothing", "missing gguf package"),
-    *("cuda without a gpu", "too few paths", "Ray that is not installed"),
+    *("cuda without a gpu", "too few paths", "Ray that is not installed", "missing peft"),
+    *("jsonl line without answer", "policy without tokenizer", "cost that is no JSON"),
 }
 
 

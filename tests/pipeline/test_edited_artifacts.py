@@ -204,7 +204,8 @@ COMMON = {
     *("behavior log-prob of nan", "steps of the table", "reward beside another outcome"),
     *("more successes than rollouts", "training prompts to evaluate on", "group of another size"),
     *("text of another rollout", "policy of another round", "entry that is no object"),
-    *("cost that no float holds", "nan weight"),
+    *("cost that no float holds", "nan weight", "score of a part above 1", "tokens as floats"),
+    *("a group without its first rollout", "token outside the vocabulary"),
 }
 
 

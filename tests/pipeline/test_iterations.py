@@ -256,7 +256,7 @@ def test_staleness_is_the_number_of_iterations_between_sampling_and_training(
 
 
 # The tests of kills below compare rounds of one worker with those of one process.
-@pytest.mark.parametrize("executor", ["processes 1", pytest.param("processes 2", marks=LONG)])
+@pytest.mark.parametrize("executor", ["processes 2", pytest.param("processes 1", marks=LONG)])
 def test_workers_that_receive_weights_in_memory_write_the_bytes_of_one_process(
     made: tuple[Path, int], tmp_path: Path, executor: str
 ):
