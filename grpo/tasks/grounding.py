@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from grpo.errors import MissingExtraError, ParameterError
 from grpo.modalities.shared.images import join_prompt
-from grpo.schema import ANSWER, PARAMS, Fraction, Name, Positive, Strict
+from grpo.schema import ANSWER, PARAMS, Fraction, Name, Positive, Strict, WithOptionalKeys
 from grpo.tasks.base import PromptTables, Task, TaskInputs, as_solutions, require_pairs, shares
 
 COLORS = {
@@ -185,12 +185,15 @@ class GroundingFamily(Strict):
         return self
 
 
-class RevisedPairs(Strict):
+class RevisedPairs(WithOptionalKeys):
     """Warm-up pairs that ask to revise an answer, as `revise_first_answers` will."""
 
     share: Fraction  # of the warm-up's pairs
     right: Fraction  # of them: the first answer is right
     shift: Positive  # pixels, at most; a wrong first answer has an object that is moved
+    # In turns another object, another place or another size, as policies err. None: another place,
+    # also off the grid of right answers.
+    errors: Literal["varied"] | None = None
     template: Annotated[str, Field(min_length=1)]  # as in the arm's selection
 
     @field_validator("template")
@@ -199,6 +202,12 @@ class RevisedPairs(Strict):
         if ANSWER not in template:
             raise ValueError(f"must hold {ANSWER}, the place of the first answer, got {template!r}")
         return template
+
+    @model_validator(mode="after")
+    def _can_move(self) -> "RevisedPairs":
+        if self.errors and self.shift < GRID:
+            raise ValueError(f"shift must be at least {GRID} with errors, got {self.shift}")
+        return self
 
 
 class GroundingTask(Task):
@@ -256,7 +265,11 @@ class GroundingTask(Task):
         for row in chosen:
             answer = pairs["answer"].iloc[row]
             if chooser.random() >= revised.right:
-                answer = spoil(answer, self.pixels, revised.shift, chooser)
+                if revised.errors is None:
+                    answer = spoil(answer, self.pixels, revised.shift, chooser)
+                else:
+                    entry = json.loads(pairs["entry"].iloc[row])
+                    answer = spoil_as_policies(answer, entry, revised.shift, chooser)
             prompts[row] += revised.template.replace(ANSWER, answer)
         return pairs.assign(prompt=prompts)
 
@@ -389,6 +402,48 @@ def spoil(answer: str, pixels: int, shift: int, chooser: random.Random) -> str:
         ]
     wrong[:] = [number + moves[index % 2] for index, number in enumerate(wrong)]
     return " ; ".join(" ".join(f"{number:g}" for number in each) for each in objects)
+
+
+def spoil_as_policies(
+    answer: str, entry: dict[str, Any], shift: int, chooser: random.Random
+) -> str:
+    """Returns a wrong answer of the same form, of numbers that right answers have.
+
+    Of one object: another object of the scene that is not in the answer, or it is moved on the
+    grid, or moved and of another size. Or the count is off by one.
+
+    Args:
+      entry: Of the prompt, with all objects of its scene.
+      shift: Largest move in pixels, to the side and up or down.
+    """
+    if entry["form"] == "count":
+        return spoil(answer, entry["pixels"], shift, chooser)
+    shapes = [Shape(**{**each, "box": tuple(each["box"])}) for each in entry["objects"]]
+    right = [each for each in shapes if [*each.box] in entry["boxes"]]
+    wrong = chooser.choice(right)
+    others = [each for each in shapes if each not in right]
+    error = chooser.choice(["place", "size", *(["object"] if others else [])])
+    if error == "object":
+        box = chooser.choice(others).box
+    else:
+        box = _move(wrong.box, entry["pixels"], shift, error == "size", chooser)
+    objects = [wrong._replace(box=box), *(each for each in right if each != wrong)]
+    return Asked("", entry["form"], objects).answer
+
+
+def _move(box: Box, pixels: int, shift: int, is_resized: bool, chooser: random.Random) -> Box:
+    """Returns another box on the grid, within the image."""
+    sides = sorted(side for each in SIDES.values() for side in each)
+    while True:
+        left, top = (
+            each + GRID * chooser.randint(-shift // GRID, shift // GRID) for each in box[:2]
+        )
+        side = box[2] - box[0]
+        if is_resized:
+            side = chooser.choice([each for each in sides if each != side])
+        moved = (left, top, left + side, top + side)
+        if moved != box and min(moved) >= 0 and max(moved) <= pixels:
+            return moved
 
 
 def draw_scene(scene: Scene, style: Style, pixels: int) -> bytes:

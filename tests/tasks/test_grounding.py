@@ -17,7 +17,7 @@ from grpo.modalities.shared.images import split_prompt
 from grpo.rewards.base import Task as Judged
 from grpo.rewards.boxes import judge_objects
 from grpo.tasks.base import PromptTables, TaskInputs
-from grpo.tasks.grounding import BACKGROUNDS, COLORS, GroundingTask
+from grpo.tasks.grounding import BACKGROUNDS, COLORS, GRID, GroundingTask
 
 WARMUP = PairWarmup(prompts=400, updates=1, rows_per_update=1, learning_rate=0.1)
 PLAIN = {"style": "filled", "min_objects": 2, "max_objects": 5, "warmup": 1.0, "pairs": "known"}
@@ -208,6 +208,34 @@ def test_some_warm_up_pairs_ask_to_revise_an_answer(made: PromptTables):
     assert revised.warmup["solution"].equals(made.warmup["solution"])
 
 
+def test_varied_errors_are_wrong_answers_of_numbers_that_right_answers_have():
+    template = " not {answer}"
+    settings = {"share": 1.0, "right": 0.0, "shift": 12, "template": template, "errors": "varied"}
+    plain, revised = tables().warmup, tables(revised_pairs=settings).warmup
+    kinds = set()
+    for prompt, row in zip(plain["prompt"], revised.to_dict("records")):
+        given = row["prompt"].removeprefix(prompt + " not ")
+        wrong, right = (
+            [each.split() for each in text.split(" ; ")] for text in (given, row["solution"])
+        )
+        assert given != row["solution"]
+        assert [*map(len, wrong)] == [*map(len, right)]
+        (old,), (new,) = (
+            [each for each in a if each not in b] or a[:1]
+            for a, b in ((right, wrong), (wrong, right))
+        )
+        numbers = [float(each) for each in new]
+        if len(new) == 1:
+            assert abs(float(old[0]) - numbers[0]) == 1
+            continue
+        assert all(0 <= each <= 48 and (2 * each) % GRID == 0 for each in numbers)
+        if len(new) == 4:
+            assert all(each % GRID == 0 for each in numbers)
+            sides = [int(box[2]) - int(box[0]) for box in (old, new)]
+            kinds.add("size" if sides[0] != sides[1] else "place")
+    assert kinds == {"size", "place"}
+
+
 def test_held_out_pairs_are_in_evaluation_only(made: PromptTables):
     def pairs(table: pd.DataFrame) -> set[str]:
         return {
@@ -294,6 +322,15 @@ def test_what_cannot_be_asked_is_one_line(changes: dict[str, Any], warmup: Any, 
     [
         {"held_out_pairs": ["pink circle"]},
         {"revised_pairs": {"share": 0.3, "right": 0.3, "shift": 6, "template": "no place"}},
+        {
+            "revised_pairs": {
+                "share": 0.3,
+                "right": 0.3,
+                "shift": 1,
+                "template": "{answer}",
+                "errors": "varied",
+            }
+        },
         {"families": {"one": {**PLAIN, "question": "one", "min_objects": 6}}},
     ],
 )
