@@ -31,7 +31,7 @@ FAR = {"right": 0.0, "shift": 24}  # of revised_pairs; an image has 48 pixels
 
 def main() -> None:
     """Runs the given seeds and prints the table of all finished seeds."""
-    spec = read_accuracy_spec()
+    spec = read_accuracy_spec(FAR)
     results = record_seeds(
         "grounding_accuracy",
         spec,
@@ -41,11 +41,15 @@ def main() -> None:
     print(table(results))
 
 
-def read_accuracy_spec() -> dict[str, Any]:
-    """Returns the arms, and what differs from the recipe."""
+def read_accuracy_spec(changes: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arms, and what differs from the recipe.
+
+    Args:
+      changes: Of `revised_pairs`.
+    """
     spec = read_spec()
     arms = {name: spec["arms"][name] for name in ARMS}
-    pairs = {**spec["revised_pairs"], **FAR}
+    pairs = {**spec["revised_pairs"], **changes}
     return {**spec, "arms": arms, "revised_pairs": pairs, "reward": {"maximize": "outcome"}}
 
 
