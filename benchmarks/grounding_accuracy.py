@@ -11,34 +11,23 @@ of code. Writes results/grounding_accuracy.json.
 
 from typing import Any
 
-from benchmarks.demo import ROOT
 from benchmarks.grounding_methods import (
     PARTS,
     REFERENCE,
     gains_at_equal_flops,
     read_spec,
-    run_seed,
-    summarize,
+    record,
     table,
 )
-from benchmarks.seeds import record_seeds
 from grpo.report.words import listed
 
-WORK = ROOT / ".work" / "grounding_accuracy"
 ARMS = ("grpo", "published", "mixed")
 FAR = {"right": 0.0, "shift": 24}  # of revised_pairs; an image has 48 pixels
 
 
 def main() -> None:
     """Runs the given seeds and prints the table of all finished seeds."""
-    spec = read_accuracy_spec(FAR)
-    results = record_seeds(
-        "grounding_accuracy",
-        spec,
-        lambda seed: run_seed(seed, spec, WORK),
-        lambda runs: {"summary": summarize(runs)},
-    )
-    print(table(results))
+    print(table(record("grounding_accuracy", read_accuracy_spec(FAR))))
 
 
 def read_accuracy_spec(changes: dict[str, Any]) -> dict[str, Any]:

@@ -51,15 +51,19 @@ Runs = dict[str, dict[str, list[Point]]]
 
 def main() -> None:
     """Runs the given seeds and writes the results of all finished seeds."""
-    spec = read_spec()
-    results = record_seeds(
-        "grounding_methods",
-        spec,
-        lambda seed: run_seed(seed, spec, WORK),
-        lambda runs: {"summary": summarize(runs)},
-    )
+    results = record("grounding_methods", read_spec())
     save_figure(draw(results["runs"]), FIGURE)
     print(table(results), revisions_table(results), sep="\n\n")
+
+
+def record(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """Runs the given seeds of a benchmark and returns the results of all finished seeds."""
+    return record_seeds(
+        name,
+        spec,
+        lambda seed: run_seed(seed, spec, ROOT / ".work" / name),
+        lambda runs: {"summary": summarize(runs)},
+    )
 
 
 def read_spec() -> dict[str, Any]:

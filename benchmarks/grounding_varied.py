@@ -7,25 +7,15 @@ Arms, reward and model are those of benchmarks.grounding_accuracy; `revised_pair
 differs. Writes results/grounding_varied.json.
 """
 
-from benchmarks.demo import ROOT
 from benchmarks.grounding_accuracy import read_accuracy_spec
-from benchmarks.grounding_methods import run_seed, summarize, table
-from benchmarks.seeds import record_seeds
+from benchmarks.grounding_methods import record, table
 
-WORK = ROOT / ".work" / "grounding_varied"
 VARIED = {"right": 0.3, "shift": 12, "errors": "varied"}  # of revised_pairs
 
 
 def main() -> None:
     """Runs the given seeds and prints the table of all finished seeds."""
-    spec = read_accuracy_spec(VARIED)
-    results = record_seeds(
-        "grounding_varied",
-        spec,
-        lambda seed: run_seed(seed, spec, WORK),
-        lambda runs: {"summary": summarize(runs)},
-    )
-    print(table(results))
+    print(table(record("grounding_varied", read_accuracy_spec(VARIED))))
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ from benchmarks.peer_trl_run import __main__ as peer_trl_run
 from benchmarks.peer_trl_run import replay
 from benchmarks.peer_trl_run.settings import DEFAULT
 from benchmarks.scale import tables as scale_tables
+from benchmarks.seeds import read_folder
 from grpo.runtime.artifacts.files import read_json, write_bytes
 
 DOCS = ROOT / "docs"
@@ -212,6 +213,8 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("peer_trl_run/10.4M-half", peer_trl_run.half_claims, "speed"),
     ("peer_trl_run/*", lambda found: peer_trl_run.memory_claims(found)[:1], "../README"),
     ("peer_trl_run/*", lambda found: peer_trl_run.memory_claims(found)[1:], "speed"),
+    ("peer_trl_run/*", peer_trl_run.revision_claims, "speed"),
+    ("peer_trl_run/*", peer_trl_run.width_claims, "../README"),
     ("peer_trl_run_replay", replay.claims, "speed"),
     ("translation_methods", translation.claims, "translation"),
     ("translation_dates", translation_dates.claims, "translation"),
@@ -240,10 +243,10 @@ def results_of(name: str) -> dict[str, Any]:
       name: Of the file. Or of a folder and `/*`: its files, by name.
     """
     if name.endswith("/*"):
-        files = {path.stem: path for path in RESULTS.glob(f"{name}.json")}
-        if not files:
+        of_folder = read_folder(RESULTS / name.removesuffix("/*"))
+        if not of_folder:
             raise FileNotFoundError(f"{RESULTS / name} has no results; measure them first")
-        return {stem: read_json(files[stem]) for stem in sorted(files)}
+        return of_folder
     found: dict[str, Any] = read_json(RESULTS / f"{name}.json")
     return found
 

@@ -2,10 +2,17 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.demo import RESULTS, ROOT, machine, revision_of
 from grpo.runtime.artifacts.files import locked, read_json, write_json
+
+
+def read_folder(folder: Path) -> dict[str, dict[str, Any]]:
+    """Returns the results in a folder by the names of their files, in their order."""
+    files = {path.stem: path for path in folder.glob("*.json")}
+    return {stem: read_json(files[stem]) for stem in sorted(files)}
 
 
 def record_seeds(

@@ -8,9 +8,10 @@ import pytest
 
 from benchmarks.demo import RESULTS, ROOT
 from benchmarks.gpu.__main__ import run_part
-from benchmarks.gpu.page import read_runs, write_page
+from benchmarks.gpu.page import write_page
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.sizes import Target
+from benchmarks.seeds import read_folder
 from grpo.modalities.tokens.vllm import PYTHON
 from tests.vllm_python import MADE
 
@@ -41,7 +42,7 @@ def test_the_command_runs_every_part_on_a_cpu_and_repeats_none(
     if MADE.exists():
         monkeypatch.setenv(PYTHON, str(MADE))
     lines = call(tmp_path)
-    (run,) = first = [*read_runs(tmp_path / "gpu").values()]
+    (run,) = first = [*read_folder(tmp_path / "gpu").values()]
     assert set(run["parts"]) == set(CALLED)
     assert {part["state"] for part in run["parts"].values()} <= {"done", "did not run"}, run
     absent = {name: part for name, part in run["parts"].items() if part["state"] != "done"}
@@ -54,7 +55,7 @@ def test_the_command_runs_every_part_on_a_cpu_and_repeats_none(
     assert [line for line in again if not line.endswith(MEASURED)] == [
         line for line in lines if line.split(":")[0] in absent
     ]
-    assert [*read_runs(tmp_path / "gpu").values()] == first
+    assert [*read_folder(tmp_path / "gpu").values()] == first
 
 
 def test_a_part_that_cannot_run_says_why():
@@ -73,4 +74,4 @@ def test_a_part_that_fails_is_a_line():
 
 
 def test_the_page_is_that_of_the_results():
-    assert (ROOT / "docs" / "gpu.md").read_text() == write_page(read_runs(RESULTS / "gpu"))
+    assert (ROOT / "docs" / "gpu.md").read_text() == write_page(read_folder(RESULTS / "gpu"))

@@ -24,9 +24,10 @@ from typing import Any
 import torch
 
 from benchmarks.demo import RESULTS, ROOT, machine
-from benchmarks.gpu.page import read_runs, write_page
+from benchmarks.gpu.page import write_page
 from benchmarks.gpu.parts import NO_CUDA, PARTS
 from benchmarks.gpu.sizes import WORK, Target, describe_device
+from benchmarks.seeds import read_folder
 from grpo.runtime.artifacts.files import digest, read_json, write_bytes, write_json
 
 CODE = ("grpo", "stages", "benchmarks", "tests/gpu", "tests/twins")
@@ -60,7 +61,7 @@ def main() -> None:
         run["parts"][part] = run_part(part, target, end - time.monotonic())
         print(f"{part}: {describe(run['parts'][part])}", flush=True)
         write_json(path, run)
-    write_bytes(page_file, write_page(read_runs(folder)).encode())
+    write_bytes(page_file, write_page(read_folder(folder)).encode())
 
 
 def open_run(folder: Path, target: Target) -> tuple[Path, Result]:

@@ -1,13 +1,11 @@
 """The page of the results: docs/gpu.md."""
 
 from dataclasses import asdict
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.gpu.sizes import WORK
 from benchmarks.intervals import span
-from grpo.runtime.artifacts.files import read_json
 from grpo.runtime.markdown import markdown_table
 
 Result = dict[str, Any]
@@ -71,13 +69,8 @@ NO_GPU = """\
 that the command works, and says nothing about speed or memory on a GPU."""
 
 
-def read_runs(folder: Path) -> dict[str, Result]:
-    """Returns the runs by the names of their files."""
-    return {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
-
-
 def write_page(runs: dict[str, Result]) -> str:
-    """Returns the page of all runs."""
+    """Returns the page of all runs, given by the names of their files."""
     on_gpu = [run for run in runs.values() if run["device"].get("memory_bytes")]
     parts = [HEAD.format(**asdict(WORK["full"])), *([] if on_gpu else [f"{NO_GPU}\n"])]
     if H100 in runs:

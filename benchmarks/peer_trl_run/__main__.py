@@ -38,6 +38,7 @@ from benchmarks.peer_trl_run.settings import (
     SIZES,
     TARGETS,
 )
+from benchmarks.seeds import read_folder
 from grpo.report.words import listed
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.markdown import markdown_table
@@ -72,8 +73,7 @@ def main() -> None:
             for side in [*first, *SIZES[size].allocated]:
                 if side in (chosen.side or SIDES):
                     measure(size, seed, side, chosen.python, busy=chosen.busy)
-    files = {size: OUT / f"{size}.json" for size in SIZES}
-    results = {size: read_json(path) for size, path in files.items() if path.exists()}
+    results = read_folder(OUT)
     if not results:
         raise SystemExit(f"{OUT} has no results; name PYTHON_OF_TRL and seeds")
     save_figure(draw(results), FIGURE)
@@ -232,6 +232,22 @@ def memory_claims(results: dict[str, dict[str, Any]]) -> list[str]:
     ]
     times = listed([f"{each:.1f}" for each in peaks])
     return [f"with {times} times its memory", f"{times} times TRL's"]
+
+
+def width_claims(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Returns how wide intervals of rewards are beside TRL's gain, at 10.4 M."""
+    widths = []
+    for size in ("10.4M", "10.4M-half"):
+        apart = results[size]["ratios"][SAME]["reward_difference"]
+        runs = results[size]["runs"].values()
+        gain = statistics.fmean(each[THEIRS]["reward"] - each["base"]["reward"] for each in runs)
+        widths.append(f"{(apart['high'] - apart['low']) / gain:.1f}")
+    return [f"{listed(widths)} times as wide as TRL's gain"]
+
+
+def revision_claims(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Returns the revision of each size's runs, as the page names it before its table."""
+    return [f"Setting `{size}`, at {found['revision'][:7]}" for size, found in results.items()]
 
 
 def claims(results: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ Pure functions of the artifacts: the same artifacts give the same bytes. Measure
 `seconds.py`. Means of rewards and outcomes are over the rollouts that were judged (`is_judged`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from grpo.report.comparison import (
     draw_resamples,
     resample_means,
 )
-from grpo.report.judges import measure_influence
+from grpo.report.judges import Influence, measure_influence
 from grpo.report.reading import COST, GROUP, KINDS_IN_BUDGET, Run, reported_scores
 from grpo.runtime.artifacts.files import write_bytes, write_json
 from grpo.runtime.artifacts.tables import is_judged
@@ -53,6 +53,7 @@ class Numbers:
     cost: pd.DataFrame
     gains: dict[str, dict[str, Interval]]  # by arm and score: its last policy minus the base
     comparisons: dict[str, Comparison]  # by arm, without the reference; costs are FLOPs
+    influence: dict[str, list[Influence]]  # by arm; empty with one judge
 
 
 def compute_numbers(run: Run) -> Numbers:
@@ -65,6 +66,7 @@ def compute_numbers(run: Run) -> Numbers:
         cost=run.costs,
         gains=_gains(run),
         comparisons=compare_arms(run, curves),
+        influence={arm: measure_influence(run, arm) for arm in run.arms},
     )
 
 
@@ -203,7 +205,7 @@ def metrics(run: Run, numbers: Numbers) -> dict[str, Any]:
             "cost": cost_of(run, last, arm),
             "gain_over_base": gains.pop("mean_at_k"),
             "other_gains_over_base": gains,
-            "influence": describe_influence(run, arm),
+            "influence": describe_influence(numbers.influence[arm]),
         }
     return {
         "k": run.scores[BASE]["k"],
@@ -218,13 +220,13 @@ def defined(number: float) -> float | None:
     return None if np.isnan(number) else round(number, DIGITS)
 
 
-def describe_influence(run: Run, arm: str) -> dict[str, dict[str, float | None]]:
-    """Returns the fields of `Influence` by judge; empty with one judge. None where undefined."""
+def describe_influence(influence: Sequence[Influence]) -> dict[str, dict[str, float | None]]:
+    """Returns the fields of `Influence` by judge, as output files have them."""
     return {
         each.judge: {
             name: defined(value) for name, value in each._asdict().items() if name != "judge"
         }
-        for each in measure_influence(run, arm)
+        for each in influence
     }
 
 

@@ -23,7 +23,7 @@ from grpo.report.browsing import (
 from grpo.report.comparison import Comparison, Interval
 from grpo.report.diverged import add_banners, draw_diverged, read_diverged
 from grpo.report.figures import draw_figures
-from grpo.report.judges import correlate_judges, measure_influence
+from grpo.report.judges import correlate_judges
 from grpo.report.learned import find_empty_results
 from grpo.report.numbers import (
     Change,
@@ -130,7 +130,7 @@ def write_page(
         "judges": _judges(run, numbers),
         "correlations": _correlations(run),
         "corpora": _corpora(run),
-        "influences": _influences(run),
+        "influences": _influences(run, numbers),
         "revisions": _revisions(run),
         "allocations": _allocations(run),
         "figures": [*curves, *draw_figures(run, numbers, usages=usages, seconds=seconds)],
@@ -385,7 +385,7 @@ def _corpora(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _influences(run: Run) -> list[dict[str, str]]:
+def _influences(run: Run, numbers: Numbers) -> list[dict[str, str]]:
     """Returns one row per arm and judge of the reward; none if there is only one judge."""
     return [
         {
@@ -398,7 +398,7 @@ def _influences(run: Run) -> list[dict[str, str]]:
             "share": format_percent(each.share),
         }
         for index, arm in enumerate(run.arms)
-        for each in measure_influence(run, arm)
+        for each in numbers.influence[arm]
     ]
 
 

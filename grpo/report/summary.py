@@ -123,7 +123,7 @@ def _describe_arm(summary: Summary, arm: str) -> dict[str, Any]:
             " and ".join(pair): defined(each)
             for pair, each in correlate_judges(run, chain[-1]).items()
         },
-        "influence": describe_influence(run, arm),
+        "influence": describe_influence(summary.numbers.influence[arm]),
         "gain_over_base": gains.pop("mean_at_k"),
         "other_gains_over_base": gains,
         "allocation": _describe_allocation(run, arm),

@@ -28,12 +28,8 @@ SIDES = {"small": (8, 10), "large": (16, 18)}  # pixels
 GRID = 2  # coordinates are multiples of it
 GAP = 2  # least distance between shapes, in pixels
 MARGIN = 4  # least difference of centers for which a relation is asked, in pixels
-RELATIONS = {
-    "left of": (0, -1),
-    "right of": (0, 1),
-    "above": (1, -1),
-    "below": (1, 1),
-}  # axis, sign
+# The axis, and the sign of the difference of centers.
+RELATIONS = {"left of": (0, -1), "right of": (0, 1), "above": (1, -1), "below": (1, 1)}
 WORD_BY_COUNT = {2: "two", 3: "three"}  # of the objects that a relation is to
 BACKGROUNDS = {"filled": (245, 245, 245), "outlined": (245, 245, 245), "dark": (40, 40, 50)}
 LINE = 2  # width of outlines, in pixels
@@ -191,8 +187,8 @@ class RevisedPairs(WithOptionalKeys):
     share: Fraction  # of the warm-up's pairs
     right: Fraction  # of them: the first answer is right
     shift: Positive  # pixels, at most; a wrong first answer has an object that is moved
-    # In turns another object, another place or another size, as policies err. None: another place,
-    # also off the grid of right answers.
+    # varied: drawn from another object, another place and another size, as policies err. None:
+    # another place, also off the grid of right answers.
     errors: Literal["varied"] | None = None
     template: Annotated[str, Field(min_length=1)]  # as in the arm's selection
 

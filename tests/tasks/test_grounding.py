@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from grpo.modalities.shared.images import split_prompt
 from grpo.rewards.base import Task as Judged
 from grpo.rewards.boxes import judge_objects
 from grpo.tasks.base import PromptTables, TaskInputs
-from grpo.tasks.grounding import BACKGROUNDS, COLORS, GRID, GroundingTask
+from grpo.tasks.grounding import BACKGROUNDS, COLORS, GRID, GroundingTask, spoil_as_policies
 
 WARMUP = PairWarmup(prompts=400, updates=1, rows_per_update=1, learning_rate=0.1)
 PLAIN = {"style": "filled", "min_objects": 2, "max_objects": 5, "warmup": 1.0, "pairs": "known"}
@@ -234,6 +235,17 @@ def test_varied_errors_are_wrong_answers_of_numbers_that_right_answers_have():
             sides = [int(box[2]) - int(box[0]) for box in (old, new)]
             kinds.add("size" if sides[0] != sides[1] else "place")
     assert kinds == {"size", "place"}
+
+
+def test_a_varied_error_may_be_another_object_of_the_scene(asked: list[dict[str, Any]]):
+    row = next(each for each in asked if each["family"] == "size")
+    drawn = {
+        spoil_as_policies(row["answer"], row["entry"], 12, random.Random(seed))
+        for seed in range(60)
+    }
+    boxes = {" ".join(map(str, each["box"])) for each in row["entry"]["objects"]}
+    assert row["answer"] not in drawn
+    assert boxes - {row["answer"]} <= drawn
 
 
 def test_held_out_pairs_are_in_evaluation_only(made: PromptTables):
