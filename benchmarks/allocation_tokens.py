@@ -386,7 +386,30 @@ def claims(results: dict[str, Any]) -> list[str]:
         f" those of `plain` {paces['plain']}",
         f"`two_grpo`: {paces['two_grpo']}",
         f"whose mean@8 is {base:.3f} on average",
+        f"it would have it after {100 * reach_at_equal_pace(results['runs']):.0f} %",
     ]
+
+
+def reach_at_equal_pace(runs: Runs) -> float:
+    """Returns the share of the seconds of `plain` after which `composed` would have its score.
+
+    Would have, if a sampled step took as long as one of `plain` of the same seed.
+    """
+    curves = []
+    for run in runs.values():
+        end = run[REFERENCE][-1]
+        pace = end["rollout_seconds"] / end["sampled_steps"]
+        saved = [each["rollout_seconds"] - pace * each["sampled_steps"] for each in run["composed"]]
+        curves.append(
+            [
+                {**each, "cpu_seconds": each["cpu_seconds"] - less}
+                for each, less in zip(run["composed"], saved)
+            ]
+        )
+    reached = share_to_reach(curves, [run[REFERENCE] for run in runs.values()], "cpu_seconds")
+    if reached["value"] is None:
+        raise ValueError("composed does not reach plain")
+    return reached["value"]
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""Measures what a sampled step costs by the prompts of its batch.
+"""Measures what a sampled step costs by the prompts and the lengths of its batch.
 
 python -m benchmarks.sampling_batches WORKSPACE    # of a finished run of params.yaml
 python -m benchmarks.sampling_batches              # prints the table of the results
 
-The base policy samples the groups that an iteration of `plain` and of `composed` sampled, those of
-`composed` also in batches of fewer rollouts, which have prompts of similar length. Writes
-results/sampling_batches.json.
+The base policy samples the groups that an iteration of `plain` and of `composed` sampled: as in the
+run; with all rollouts of the mean length, so that none ends before the others; and a single step of
+each, which is little more than reading the prompts. Those of `composed` are also sampled in batches
+of at most 256 rollouts, which have prompts of similar length. Writes results/sampling_batches.json.
 """
 
 import argparse
 import time
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pandas as pd
 import torch
 
 from benchmarks.demo import RESULTS, machine, revision_of
-from grpo.modalities.policy import Policy
+from grpo.modalities.tokens.policy import TokenPolicy
 from grpo.params.parameters import BASE, read_params
 from grpo.runtime.artifacts.files import read_json, write_json
 from grpo.runtime.artifacts.stored_iterations import iterations_of
@@ -30,8 +32,9 @@ from grpo.wiring.policies import draws_of_round, load_policy
 NAME = "sampling_batches"
 ROUNDS = ("plain-1", "composed-1")
 ITERATION = 4  # of a round
-BATCHES = {"plain-1": (1024,), "composed-1": (1024, 512, 256)}  # rollouts per batch, by round
-REPEATS = 5  # the fastest counts
+BATCHES = {"plain-1": (1024,), "composed-1": (1024, 256)}  # rollouts per batch, by round
+REPEATS = 9  # the fastest counts
+PARTS = ("reading", "decoding", "uneven")  # of a step's cost
 
 
 def main() -> None:
@@ -41,10 +44,10 @@ def main() -> None:
     out, workspace = RESULTS / f"{NAME}.json", parser.parse_args().workspace
     if workspace:
         with chdir(workspace):
-            rows = measure()
+            seed, rows = read_params().seed, measure()
         command = f"python -m benchmarks.{NAME} WORKSPACE"
         about = {"command": command, "revision": revision_of("HEAD"), "machine": machine()}
-        write_json(out, {**about, "iteration": ITERATION, "rows": rows})
+        write_json(out, {**about, "seed": seed, "iteration": ITERATION, "rows": rows})
     print(table(read_json(out)))
 
 
@@ -58,27 +61,57 @@ def measure() -> list[dict[str, Any]]:
     for name in ROUNDS:
         draws = draws_of_round(params, name)
         policy = load_policy(params, base=base, directory=base, draws=draws)
+        if not isinstance(policy, TokenPolicy):
+            raise TypeError(f"a workspace of params.yaml has a TokenPolicy, got {type(policy)}")
         rollouts = read_table(iterations_of(artifacts, name)[ITERATION].table, ROLLOUTS)
         groups = rollouts.groupby("prompt_id", sort=False).size().rename("rollouts").reset_index()
         groups["prompt"] = groups["prompt_id"].map(prompts["prompt"])
         for per_batch in BATCHES[name]:
             batches = batch_prompts(groups, per_batch)
-            seconds, steps = min(sample(policy, batches) for _ in range(REPEATS))
             rows.append(
                 {
                     "round": name,
                     "prompts": len(groups),
                     "rollouts": int(groups["rollouts"].sum()),
                     "longest_prompts": [int(each["prompt"].str.len().max()) for each in batches],
-                    "sampled_steps": steps,
-                    "cpu_seconds": round(seconds, 4),
+                    **costs(policy, batches),
                 }
             )
     return rows
 
 
-def sample(policy: Policy[Any], batches: list[pd.DataFrame]) -> tuple[float, int]:
-    """Returns the CPU seconds of sampling the batches, and their steps."""
+def costs(policy: TokenPolicy, batches: list[pd.DataFrame]) -> dict[str, Any]:
+    """Returns sampled steps and CPU seconds of batches, and the µs of each part of a step.
+
+    The parts sum to the whole: what the first step of every rollout costs, a further step where all
+    rollouts are equally long, and the rest, which is what unequal lengths add.
+    """
+    rollouts = sum(int(each["rollouts"].sum()) for each in batches)
+    seconds, steps = fastest(policy, batches)
+    limit, ends = policy.decoding.max_steps, policy.end_tokens
+    policy.end_tokens = ends[:0]  # so that a rollout ends at its limit alone
+    policy.decoding = replace(policy.decoding, max_steps=1)
+    first_seconds, _ = fastest(policy, batches)
+    policy.decoding = replace(policy.decoding, max_steps=round(steps / rollouts))
+    equal_seconds, equal_steps = fastest(policy, batches)
+    policy.decoding, policy.end_tokens = replace(policy.decoding, max_steps=limit), ends
+    reading = first_seconds / steps
+    decoding = (equal_seconds - first_seconds) / equal_steps
+    parts = (reading, decoding, seconds / steps - reading - decoding)
+    return {
+        "sampled_steps": steps,
+        "cpu_seconds": round(seconds, 4),
+        "microseconds": {name: round(1e6 * each, 2) for name, each in zip(PARTS, parts)},
+    }
+
+
+def fastest(policy: TokenPolicy, batches: list[pd.DataFrame]) -> tuple[float, int]:
+    """Returns the CPU seconds of sampling the batches, and their steps, of the fastest repeat."""
+    return min(sample(policy, batches) for _ in range(REPEATS))
+
+
+def sample(policy: TokenPolicy, batches: list[pd.DataFrame]) -> tuple[float, int]:
+    """Returns the CPU seconds of sampling the batches once, and their steps."""
     start, steps = time.process_time(), 0
     for index, batch in enumerate(batches):
         generator = torch.Generator().manual_seed(index)
@@ -93,11 +126,13 @@ def table(results: dict[str, Any]) -> str:
     rows = []
     for each in results["rows"]:
         widths = ", ".join(map(str, each["longest_prompts"]))
-        cost = f"{each['cpu_seconds'] / each['sampled_steps'] * 1e6:.0f}"
         counts = [str(each[name]) for name in ("prompts", "rollouts", "sampled_steps")]
-        rows.append([each["round"], *counts, widths, f"{each['cpu_seconds']:.2f}", cost])
+        parts = [each["microseconds"][name] for name in PARTS]
+        costs = [f"{cost:.0f}" for cost in (sum(parts), *parts)]
+        rows.append([each["round"], *counts, widths, f"{each['cpu_seconds']:.2f}", *costs])
     titles = ["groups of", "prompts", "rollouts", "steps", "longest prompt of each batch"]
-    return markdown_table([*titles, "CPU s", "µs per step"], rows)
+    parts = ["µs per step", "reading prompts", "decoding", "unequal lengths"]
+    return markdown_table([*titles, "CPU s", *parts], rows)
 
 
 def claims(results: dict[str, Any]) -> list[str]:
