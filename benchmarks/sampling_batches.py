@@ -3,10 +3,11 @@
 python -m benchmarks.sampling_batches WORKSPACE    # of a finished run of params.yaml
 python -m benchmarks.sampling_batches              # prints the table of the results
 
-The base policy samples the groups that an iteration of `plain` and of `composed` sampled: as in the
-run; with all rollouts of the mean length, so that none ends before the others; and a single step of
-each, which is little more than reading the prompts. Those of `composed` are also sampled in batches
-of at most 256 rollouts, which have prompts of similar length. Writes results/sampling_batches.json.
+The base policy samples the groups that ten iterations of `plain` and of `composed` sampled: as in
+the run; with all rollouts of the mean length, so that none ends before the others; and a single
+step of each, which is little more than reading the prompts. Those of `composed` are also sampled in
+batches of at most 256 rollouts, which have prompts of similar length. Writes
+results/sampling_batches.json.
 """
 
 import argparse
@@ -31,10 +32,11 @@ from grpo.wiring.policies import draws_of_round, load_policy
 
 NAME = "sampling_batches"
 ROUNDS = ("plain-1", "composed-1")
-ITERATION = 4  # of a round
+ITERATIONS = 10  # the first of a round
 BATCHES = {"plain-1": (1024,), "composed-1": (1024, 256)}  # rollouts per batch, by round
-REPEATS = 9  # the fastest counts
+REPEATS = 5  # the fastest counts
 PARTS = ("reading", "decoding", "uneven")  # of a step's cost
+COUNTS = ("rollouts_per_batch", "batches", "prompts", "rollouts", "sampled_steps")
 
 
 def main() -> None:
@@ -47,12 +49,12 @@ def main() -> None:
             seed, rows = read_params().seed, measure()
         command = f"python -m benchmarks.{NAME} WORKSPACE"
         about = {"command": command, "revision": revision_of("HEAD"), "machine": machine()}
-        write_json(out, {**about, "seed": seed, "iteration": ITERATION, "rows": rows})
+        write_json(out, {**about, "seed": seed, "iterations": ITERATIONS, "rows": rows})
     print(table(read_json(out)))
 
 
 def measure() -> list[dict[str, Any]]:
-    """Returns the cost of sampling an iteration's groups, by round and size of the batches."""
+    """Returns the cost of sampling the iterations' groups, by round and size of the batches."""
     torch.set_num_threads(1)
     params, artifacts = read_params(), Path("artifacts")
     base = artifacts / "policies" / BASE
@@ -63,21 +65,27 @@ def measure() -> list[dict[str, Any]]:
         policy = load_policy(params, base=base, directory=base, draws=draws)
         if not isinstance(policy, TokenPolicy):
             raise TypeError(f"a workspace of params.yaml has a TokenPolicy, got {type(policy)}")
-        rollouts = read_table(iterations_of(artifacts, name)[ITERATION].table, ROLLOUTS)
-        groups = rollouts.groupby("prompt_id", sort=False).size().rename("rollouts").reset_index()
-        groups["prompt"] = groups["prompt_id"].map(prompts["prompt"])
+        tables = [each.table for each in iterations_of(artifacts, name)[:ITERATIONS]]
+        groups = [groups_of(read_table(each, ROLLOUTS), prompts["prompt"]) for each in tables]
         for per_batch in BATCHES[name]:
-            batches = batch_prompts(groups, per_batch)
+            batches = [batch for each in groups for batch in batch_prompts(each, per_batch)]
             rows.append(
                 {
                     "round": name,
-                    "prompts": len(groups),
-                    "rollouts": int(groups["rollouts"].sum()),
-                    "longest_prompts": [int(each["prompt"].str.len().max()) for each in batches],
+                    "rollouts_per_batch": per_batch,
+                    "batches": len(batches),
+                    "prompts": sum(map(len, batches)),
+                    "rollouts": sum(int(each["rollouts"].sum()) for each in batches),
                     **costs(policy, batches),
                 }
             )
     return rows
+
+
+def groups_of(rollouts: pd.DataFrame, prompts: pd.Series) -> pd.DataFrame:
+    """Returns the prompts of an iteration's rollouts, with the numbers of their rollouts."""
+    groups = rollouts.groupby("prompt_id", sort=False).size().rename("rollouts").reset_index()
+    return groups.assign(prompt=groups["prompt_id"].map(prompts))
 
 
 def costs(policy: TokenPolicy, batches: list[pd.DataFrame]) -> dict[str, Any]:
@@ -125,14 +133,12 @@ def table(results: dict[str, Any]) -> str:
     """Returns the results as the Markdown table of docs/allocation_tokens.md."""
     rows = []
     for each in results["rows"]:
-        widths = ", ".join(map(str, each["longest_prompts"]))
-        counts = [str(each[name]) for name in ("prompts", "rollouts", "sampled_steps")]
         parts = [each["microseconds"][name] for name in PARTS]
         costs = [f"{cost:.0f}" for cost in (sum(parts), *parts)]
-        rows.append([each["round"], *counts, widths, f"{each['cpu_seconds']:.2f}", *costs])
-    titles = ["groups of", "prompts", "rollouts", "steps", "longest prompt of each batch"]
+        rows.append([each["round"], *(str(each[name]) for name in COUNTS), *costs])
+    titles = ["groups of", "rollouts per batch, at most", "batches", "prompts", "rollouts", "steps"]
     parts = ["µs per step", "reading prompts", "decoding", "unequal lengths"]
-    return markdown_table([*titles, "CPU s", *parts], rows)
+    return markdown_table([*titles, *parts], rows)
 
 
 def claims(results: dict[str, Any]) -> list[str]:
