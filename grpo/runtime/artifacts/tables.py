@@ -1,5 +1,7 @@
 """Schemas of all tables of the pipeline, and validated reading and writing of parquet."""
 
+import hashlib
+import io
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +20,8 @@ from grpo.runtime.artifacts.files import atomic_path, require_plain, write_bytes
 from grpo.runtime.artifacts.media import is_png
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)  # training computes in float32
-# Schemas of the files that this process wrote, which it need not check when it reads them.
-_VALID: dict[tuple[int, int, int, int], str] = {}
+# Names of schemas with digests of files that satisfy them: this process has checked their contents.
+_VALID: set[tuple[str, bytes]] = set()
 LARGEST_GROUPS = 10**9  # bound on the groups of a table
 LARGEST_COUNT = 10**30  # bound on FLOPs and steps, far above any run
 # Names of the files of rollouts, and of those of an iteration after the first.
@@ -354,19 +356,16 @@ def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
       ArtifactError: If the file is missing, not parquet, or violates the schema.
     """
     with _explained(path):
-        frame = pd.read_parquet(path, engine="pyarrow")
-        if _VALID.get(_identity(path)) == schema.name:
-            return frame
-    try:
-        return validate(frame, schema, path)
-    except ArtifactError as error:
-        raise ArtifactError(f"{error}; rerun the stage that writes it") from None
-
-
-def _identity(path: Path) -> tuple[int, int, int, int]:
-    """Returns numbers that change if a file is replaced or written; a rename keeps them."""
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+        content = path.read_bytes()
+        frame = pd.read_parquet(io.BytesIO(content), engine="pyarrow").reset_index(drop=True)
+    checked = (str(schema.name), hashlib.sha256(content).digest())
+    if checked not in _VALID:
+        try:
+            frame = validate(frame, schema, path)
+        except ArtifactError as error:
+            raise ArtifactError(f"{error}; rerun the stage that writes it") from None
+        _VALID.add(checked)
+    return frame
 
 
 def read_tables(paths: Sequence[Path], schema: pa.DataFrameSchema) -> list[pd.DataFrame]:
@@ -480,8 +479,9 @@ def write_table(
     table = arrow.Table.from_pandas(ordered, preserve_index=False)
     with atomic_path(path) as temporary:
         parquet.write_table(table, temporary, compression="zstd")
-    if len(ordered):
-        _VALID[_identity(path)] = schema.name
+        if len(ordered):
+            with temporary.open("rb") as stream:
+                _VALID.add((str(schema.name), hashlib.file_digest(stream, "sha256").digest()))
 
 
 def write_csv(path: Path, frame: pd.DataFrame) -> None:
