@@ -1,6 +1,8 @@
 """Tables: the same bytes for the same rows, and a sentence for every broken rule."""
 
+import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from grpo.errors import ArtifactError
+from grpo.runtime.artifacts import tables
 from grpo.runtime.artifacts.media import encode_png, read_rows
 from grpo.runtime.artifacts.tables import EVALUATION_SAMPLES, REWARDS, read_table, write_table
 from grpo.runtime.artifacts.tensors import (
@@ -114,6 +117,25 @@ def test_writing_a_broken_table_leaves_the_old_one(tmp_path: Path):
     with pytest.raises(ArtifactError):
         write_table(rewards(reward=[np.nan, 0.0]), path, REWARDS)
     assert len(read_table(path, REWARDS)) == 2
+
+
+def test_a_valid_table_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, copied = tmp_path / "r.parquet", tmp_path / "c.parquet"
+    rewards(outcome=[1.0, 2.0]).to_parquet(path)
+    content = path.read_bytes()
+    rewards(outcome=[1.0, 0.0]).to_parquet(path)
+    read_table(path, REWARDS)
+    shutil.copyfile(path, copied)
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "validate", lambda *_: pytest.fail("validated twice"))
+        assert read_table(copied, REWARDS)["outcome"].tolist() == [1.0, 0.0]
+    before = path.stat()
+    path.write_bytes(content)  # in place, as fast as a clock may not see
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert [before[each] for each in range(9)] == [after[each] for each in range(9)]
+    with pytest.raises(ArtifactError, match="column 'outcome' must be in"):
+        read_table(path, REWARDS)
 
 
 @pytest.mark.parametrize("keep", [0, 20, 0.5, -1])
