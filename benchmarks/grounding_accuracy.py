@@ -19,6 +19,7 @@ from benchmarks.grounding_methods import (
     record,
     table,
 )
+from benchmarks.intervals import in_words
 from grpo.report.words import listed
 
 ARMS = ("grpo", "published", "mixed")
@@ -51,6 +52,13 @@ def claims(results: dict[str, Any]) -> list[str]:
         differences = [each[arm][name] - each[REFERENCE][name] for each in gains]
         found.append(f"{listed([f'{each:+.3f}' for each in differences])} for `{arm}`")
     return found
+
+
+def errors(results: dict[str, Any]) -> list[str]:
+    """Returns what the page says of the revisions of `published` in the first round."""
+    revisions = results["summary"]["published"]["revisions"]
+    revised, first = (in_words(revisions[name][0], ".3f") for name in ("error", "first_error"))
+    return [f"with errors of {revised} and {first} in the first round of `published`"]
 
 
 if __name__ == "__main__":

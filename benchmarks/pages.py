@@ -98,7 +98,6 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("rollout_throughput", rollout_throughput.table, "action-chunks"),
     ("vllm_sampling", vllm_sampling.table, "own-model"),
     ("sampling_batches", sampling_batches.table, "allocation_tokens"),
-    ("sampling_batches_before", sampling_batches.table, "allocation_tokens"),
     ("allocation_batches", allocation_batches.table, "allocation_tokens"),
     ("allocation_sgpo", allocation_sgpo.table, "allocation_tokens"),
     ("allocation_tokens", allocation_tokens.targets_table, "allocation_tokens"),
@@ -141,6 +140,8 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
     ("grounding_revisions", grounding_revisions.table, "methods/group_revision"),
     ("grounding_transfer", grounding_transfer.table, "methods/group_revision"),
     ("grounding_accuracy", grounding_methods.table, "methods/group_revision"),
+    ("grounding_varied", grounding_methods.table, "methods/group_revision"),
+    ("grounding_varied", grounding_methods.revisions_table, "methods/group_revision"),
 ]
 
 
@@ -153,6 +154,8 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("gpu_before", gpu_page.before_claims, "../CHANGELOG"),
     ("grounding_methods", grounding_methods.claims, "methods/group_revision"),
     ("grounding_accuracy", grounding_accuracy.claims, "methods/group_revision"),
+    ("grounding_accuracy", grounding_accuracy.errors, "methods/group_revision"),
+    ("grounding_varied", grounding_accuracy.claims, "methods/group_revision"),
     ("grounding_transfer", grounding_transfer.claims, "methods/group_revision"),
     ("from_nothing", lambda found: from_nothing.claims(found)[:1], "../README"),
     ("from_nothing", lambda found: from_nothing.claims(found)[1:], "recipes"),

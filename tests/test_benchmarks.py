@@ -226,7 +226,8 @@ def test_translation_gives_each_judge_of_the_reward_to_evaluation_once():
         params = translation.parameters(7, judge, ["repaired"])
         of_reward = [each["judge"] for each in params["reward"]["judges"]]
         of_evaluation = [each["judge"] for each in params["evaluation"]["judges"]]
-        assert sorted([*of_reward, *of_evaluation]) == sorted(["chrf", "exact", translation.FREE])
+        watched = ["chrf", "exact", "language", "copying", translation.FREE]
+        assert sorted([*of_reward, *of_evaluation]) == sorted(watched)
         assert params["seed"] == 7
 
 
