@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 import re
+import ssl
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 from urllib.parse import urlsplit
 
@@ -220,7 +222,18 @@ def open_http(settings: RequestSettings) -> "httpx.AsyncClient":
 
     connections = httpx.Limits(max_connections=settings.concurrency)
     # Redirects are not followed: the key is for this server alone.
-    return httpx.AsyncClient(timeout=None, limits=connections, follow_redirects=False)
+    return httpx.AsyncClient(
+        timeout=None, limits=connections, follow_redirects=False, verify=_certificates()
+    )
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Returns the trusted certificates; reading them takes longer than asking a near server."""
+    # Imported here: see above.
+    import httpx
+
+    return httpx.create_ssl_context()
 
 
 def _read_seconds(retry_after: str) -> float:
