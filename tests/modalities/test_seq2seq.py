@@ -38,7 +38,8 @@ ROOT = Path(__file__).parents[2]
 MODALITY = Seq2Seq()
 PROMPTS = ["one", "a longer source", "and two"]
 SIZES = [3, 2, 4]
-KINDS = ["m2m100", "marian", "t5", "bart"]
+QUICK, OTHERS = ["m2m100", "t5"], ["marian", "bart"]  # the others are in long runs
+KINDS = [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
 WIDTHS = {
     "d_model": 16,
     "encoder_layers": 2,

@@ -151,7 +151,12 @@ def made(kind: str) -> tuple[PreTrainedModel, PromptReader]:
     return model, reader
 
 
-@pytest.fixture(params=list(BASES))
+QUICK = ("paligemma", "qwen")  # in every run of the tests; the others are in long runs
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in BASES]
+)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

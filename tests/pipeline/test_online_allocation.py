@@ -69,8 +69,8 @@ ROUNDS = {
 of_each_round = pytest.mark.parametrize(
     "name",
     [
-        *("signal-1", "signal-2", "ht-1", "profiled-1"),
-        *(pytest.param(name, marks=LONG) for name in ("seconds-1", "near-1", "knapsack-1")),
+        *("signal-1", "signal-2"),
+        *(pytest.param(name, marks=LONG) for name in ROUNDS if not name.startswith("signal")),
     ],
 )
 

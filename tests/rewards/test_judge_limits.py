@@ -114,7 +114,7 @@ FAULTS: dict[str, tuple[Callable[[], object], str, str]] = {
     "file": (write_a_file, "failed", "OSError: [Errno 27] File too large"),
     "start": (start_a_process, "failed", "ended its process, exit code 1"),
 }  # fmt: skip
-COMMON = ("memory", "exit", "kill", "sleep", "recurse in C", "file")  # in every run of the tests
+COMMON = ("memory", "exit", "kill", "sleep", "file")  # in every run of the tests
 HARMLESS = {"print": print_a_gigabyte, "print elsewhere": print_from_another_process}
 
 
