@@ -1,6 +1,8 @@
 """Judges behind a server: requests, order, retries, and failures that never become scores."""
 
+import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ from grpo.params.parameters import Parameters, read_params
 from grpo.params.yaml import dump_yaml, parse_yaml
 from grpo.rewards._servers import IN_A_ROW
 from grpo.rewards.reward_server import RewardServerSettings, load
-from grpo.runtime.servers import MOST_BYTES, waits
+from grpo.runtime.servers import MOST_BYTES, RequestSettings, open_http, waits
 from grpo.sampling.judging import JointJudge
 from grpo.sampling.outcomes import Outcome
 from tests.rewards.servers import Response, as_json, closed_url, inputs_with, serving, tasks_of
@@ -329,3 +331,15 @@ def test_settings_survive_the_way_to_a_worker_and_change_the_manifest(tmp_path: 
     other = params_with(tmp_path, {**RIGHT, "form": "openrlhf"})
     assert describe_data(other, tmp_path, "judge") != before
     assert describe_data(other, tmp_path, "base") == {}
+
+
+def test_trusted_certificates_are_read_once(monkeypatch: pytest.MonkeyPatch):
+    url = "https://127.0.0.1:1"
+    settings = RequestSettings(
+        url=url, concurrency=1, timeout_seconds=1.0, retries=0, retry_seconds=1.0
+    )
+    asyncio.run(open_http(settings).aclose())
+    monkeypatch.setattr(
+        ssl.SSLContext, "load_verify_locations", lambda *_, **__: pytest.fail("read again")
+    )
+    asyncio.run(open_http(settings).aclose())
