@@ -19,7 +19,7 @@ from benchmarks.grounding_methods import (
     record,
     table,
 )
-from benchmarks.intervals import in_words
+from benchmarks.intervals import in_words, mean_interval
 from grpo.report.words import listed
 
 ARMS = ("grpo", "published", "mixed")
@@ -55,10 +55,18 @@ def claims(results: dict[str, Any]) -> list[str]:
 
 
 def errors(results: dict[str, Any]) -> list[str]:
-    """Returns what the page says of the revisions of `published` in the first round."""
-    revisions = results["summary"]["published"]["revisions"]
-    revised, first = (in_words(revisions[name][0], ".3f") for name in ("error", "first_error"))
-    return [f"with errors of {revised} and {first} in the first round of `published`"]
+    """Returns by how much the error of revisions exceeds that of first answers, by arm."""
+    found = []
+    for arm in ARMS[1:]:
+        by_round = zip(*(run[arm][1:] for run in results["runs"].values()))
+        excess = [
+            in_words(
+                mean_interval([each["error"] - each["first_error"] for each in points]), "+.3f"
+            )
+            for points in by_round
+        ]
+        found.append(f"{excess[0]} and {excess[1]} for `{arm}`")
+    return found
 
 
 if __name__ == "__main__":

@@ -158,6 +158,7 @@ CLAIMS: list[tuple[str, Callable[[dict[str, Any]], list[str]], str]] = [
     ("grounding_accuracy", grounding_accuracy.claims, "methods/group_revision"),
     ("grounding_accuracy", grounding_accuracy.errors, "methods/group_revision"),
     ("grounding_varied", grounding_accuracy.claims, "methods/group_revision"),
+    ("grounding_varied", grounding_accuracy.errors, "methods/group_revision"),
     ("grounding_transfer", grounding_transfer.claims, "methods/group_revision"),
     ("from_nothing", lambda found: from_nothing.claims(found)[:1], "../README"),
     ("from_nothing", lambda found: from_nothing.claims(found)[1:], "recipes"),
