@@ -59,13 +59,11 @@ def errors(results: dict[str, Any]) -> list[str]:
     found = []
     for arm in ARMS[1:]:
         by_round = zip(*(run[arm][1:] for run in results["runs"].values()))
-        excess = [
-            in_words(
-                mean_interval([each["error"] - each["first_error"] for each in points]), "+.3f"
-            )
+        first, second = (
+            mean_interval([each["error"] - each["first_error"] for each in points])
             for points in by_round
-        ]
-        found.append(f"{excess[0]} and {excess[1]} for `{arm}`")
+        )
+        found.append(f"{in_words(first, '+.3f')} and {in_words(second, '+.3f')} for `{arm}`")
     return found
 
 
