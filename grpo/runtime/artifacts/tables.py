@@ -358,14 +358,19 @@ def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
     with _explained(path):
         content = path.read_bytes()
         frame = pd.read_parquet(io.BytesIO(content), engine="pyarrow").reset_index(drop=True)
-    checked = (str(schema.name), hashlib.sha256(content).digest())
-    if checked not in _VALID:
+    known = _known(content, schema)
+    if known not in _VALID:
         try:
             frame = validate(frame, schema, path)
         except ArtifactError as error:
             raise ArtifactError(f"{error}; rerun the stage that writes it") from None
-        _VALID.add(checked)
+        _VALID.add(known)
     return frame
+
+
+def _known(content: bytes, schema: pa.DataFrameSchema) -> tuple[str, bytes]:
+    """Returns what `_VALID` has of a file that satisfies a schema."""
+    return str(schema.name), hashlib.sha256(content).digest()
 
 
 def read_tables(paths: Sequence[Path], schema: pa.DataFrameSchema) -> list[pd.DataFrame]:
@@ -480,8 +485,7 @@ def write_table(
     with atomic_path(path) as temporary:
         parquet.write_table(table, temporary, compression="zstd")
         if len(ordered):
-            with temporary.open("rb") as stream:
-                _VALID.add((str(schema.name), hashlib.file_digest(stream, "sha256").digest()))
+            _VALID.add(_known(temporary.read_bytes(), schema))
 
 
 def write_csv(path: Path, frame: pd.DataFrame) -> None:
