@@ -1,10 +1,9 @@
-"""Repeats `plain` and `composed` of benchmarks.allocation_tokens on other seeds, after changes.
+"""Repeats `plain` and `composed` of benchmarks.allocation_tokens later, on other seeds.
 
 python -m benchmarks.allocation_repeat 44 45 46    # runs missing stages, then writes the results
 python -m benchmarks.allocation_repeat             # prints the table of the results
 
-Sampling has become faster since that benchmark ran. Base policies and evaluation are as there.
-Writes results/allocation_repeat.json.
+Base policies and evaluation are made as there. Writes results/allocation_repeat.json.
 """
 
 from typing import Any
@@ -12,9 +11,11 @@ from typing import Any
 from benchmarks.allocation_sgpo import compare_with_plain, differences
 from benchmarks.allocation_tokens import (
     REFERENCE,
+    known_share,
     reach_at_equal_pace,
     read_arms,
     run_seed,
+    seconds_per_step,
     share_to_reach,
 )
 from benchmarks.demo import ROOT
@@ -43,27 +44,21 @@ def claims(results: dict[str, Any]) -> list[str]:
     """Returns what docs/allocation_tokens.md says of the target, and of the way to it."""
     runs = [*results["runs"].values()]
     own, plain = ([run[arm] for run in runs] for arm in (ARM, REFERENCE))
-    reached, less, more = (
-        share_to_reach(own, plain, "cpu_seconds", of_score=each)
+    share, lower, higher = (
+        f"{known_share(own, plain, 'cpu_seconds', of_score=each):.0%}"
         for each in (1.0, 1 - SHIFT, 1 + SHIFT)
     )
-    flops = share_to_reach(own, plain, "flops")
-    paces = []
-    for curves in (own, plain):
-        taken, steps = (
-            sum(points[-1][name] for points in curves)
-            for name in ("rollout_seconds", "sampled_steps")
-        )
-        paces.append(taken / steps * 1e6)
-    names = [in_words(each, ".0%") for each in (reached, flops, less, more)]
-    share, of_flops, lower, higher = (each.partition(" [")[0] for each in names)
+    of_flops = f"{known_share(own, plain, 'flops'):.0%}"
+    pace, other = (1e6 * seconds_per_step(curves) for curves in (own, plain))
+    (revision,) = {each["revision"][:7] for each in results["measured"].values()}
     return [
-        f"after {names[0]} of the seconds",
+        f"measured at {revision} on another processor",
+        f"after {in_words(share_to_reach(own, plain, 'cpu_seconds'), '.0%')} of the seconds",
         f"{of_flops} of the FLOPs and {share} of the seconds",
         f"the difference is {in_words(mean_interval(differences(own, plain)))}",
         f"were {SHIFT:.1%} lower or higher, the estimate would be {lower} or {higher}",
-        f"takes {paces[0]:.0f} µs, one of `plain` {paces[1]:.0f}",
-        f"{paces[0] / paces[1] - 1:.0%} more",
+        f"takes {pace:.0f} µs, one of `plain` {other:.0f}",
+        f"{pace / other - 1:.0%} more",
         f"it would have the score after {reach_at_equal_pace(results['runs']):.0%} of the seconds",
     ]
 

@@ -221,6 +221,20 @@ def share_to_reach(
     return dict(zip(("value", "low", "high"), known))
 
 
+def known_share(
+    curves: list[list[Point]], references: list[list[Point]], cost: str, *, of_score: float = 1.0
+) -> float:
+    """Returns the value of `share_to_reach`.
+
+    Raises:
+      ValueError: If the gain is not reached.
+    """
+    found = share_to_reach(curves, references, cost, of_score=of_score)["value"]
+    if found is None:
+        raise ValueError(f"the mean curve does not reach {of_score:.1%} of the reference's score")
+    return found
+
+
 def _share(own: np.ndarray, target: np.ndarray, whole: np.ndarray) -> float:
     """Returns the cost at which the mean curve reaches the mean target / the mean whole cost."""
     mean = own.mean(axis=0)
@@ -362,13 +376,10 @@ def claims(results: dict[str, Any]) -> list[str]:
     above = [f"`{arm}`" for arm, each in against.items() if each["low"] > 0]
     below = [f"`{arm}`" for arm, each in against.items() if each["high"] < 0]
     uniform = 1 - results["summary"][DROPPING]["flops_of_reference"]["value"]
-    paces = {}  # seconds per million sampled steps
-    for arm in ("composed", REFERENCE, "two_grpo"):
-        ends = [run[arm][-1] for run in results["runs"].values()]
-        seconds, steps = (
-            sum(end[name] for end in ends) for name in ("rollout_seconds", "sampled_steps")
-        )
-        paces[arm] = f"{seconds / steps * 1e6:.0f}"
+    paces = {
+        arm: f"{1e6 * seconds_per_step([run[arm] for run in results['runs'].values()]):.0f}"
+        for arm in ("composed", REFERENCE, "two_grpo")
+    }
     return [
         f"All arms are, except `{rising}`, which rises by {rises[rising]:.4f}.",
         f"`{falling}` falls by {-rises[falling]:.4f}.",
@@ -395,21 +406,29 @@ def reach_at_equal_pace(runs: Runs) -> float:
 
     Would have, if a sampled step took as long as one of `plain` of the same seed.
     """
-    curves = []
+    plain, curves = [run[REFERENCE] for run in runs.values()], []
     for run in runs.values():
-        end = run[REFERENCE][-1]
-        pace = end["rollout_seconds"] / end["sampled_steps"]
-        saved = [each["rollout_seconds"] - pace * each["sampled_steps"] for each in run["composed"]]
+        pace = seconds_per_step([run[REFERENCE]])
         curves.append(
             [
-                {**each, "cpu_seconds": each["cpu_seconds"] - less}
-                for each, less in zip(run["composed"], saved)
+                {
+                    **each,
+                    "cpu_seconds": each["cpu_seconds"]
+                    - each["rollout_seconds"]
+                    + pace * each["sampled_steps"],
+                }
+                for each in run["composed"]
             ]
         )
-    reached = share_to_reach(curves, [run[REFERENCE] for run in runs.values()], "cpu_seconds")
-    if reached["value"] is None:
-        raise ValueError("composed does not reach plain")
-    return reached["value"]
+    return known_share(curves, plain, "cpu_seconds")
+
+
+def seconds_per_step(curves: list[list[Point]]) -> float:
+    """Returns the processor seconds of sampling per sampled step, over whole runs."""
+    seconds, steps = (
+        sum(points[-1][name] for points in curves) for name in ("rollout_seconds", "sampled_steps")
+    )
+    return seconds / steps
 
 
 if __name__ == "__main__":

@@ -44,10 +44,11 @@ def read_accuracy_spec(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def claims(results: dict[str, Any]) -> list[str]:
-    """Returns what the page says of single seeds."""
+    """Returns what the page says of the revision and of single seeds."""
     gains = [gains_at_equal_flops(run) for run in results["runs"].values()]
     name = f"greedy IoU, {PARTS[1]}"
-    found = []
+    (revision,) = {each["revision"][:7] for each in results["measured"].values()}
+    found = [f"measured at {revision}"]
     for arm in ARMS[1:]:
         differences = [each[arm][name] - each[REFERENCE][name] for each in gains]
         found.append(f"{listed([f'{each:+.3f}' for each in differences])} for `{arm}`")
