@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.allocation_sgpo import compare_with_plain, differences
 from benchmarks.allocation_tokens import (
+    NEARLY,
     REFERENCE,
     known_share,
     reach_at_equal_pace,
@@ -50,10 +51,13 @@ def claims(results: dict[str, Any]) -> list[str]:
     )
     of_flops = f"{known_share(own, plain, 'flops'):.0%}"
     pace, other = (1e6 * seconds_per_step(curves) for curves in (own, plain))
+    base, end = (sum(points[each]["mean_at_k"] for points in plain) for each in (0, -1))
+    nearly = (NEARLY * end - base) / (end - base)
     (revision,) = {each["revision"][:7] for each in results["measured"].values()}
     return [
         f"measured at {revision} on another processor",
         f"after {in_words(share_to_reach(own, plain, 'cpu_seconds'), '.0%')} of the seconds",
+        f"which is about {100 * nearly:.0f} % of its gain",
         f"{of_flops} of the FLOPs and {share} of the seconds",
         f"the difference is {in_words(mean_interval(differences(own, plain)))}",
         f"were {SHIFT:.1%} lower or higher, the estimate would be {lower} or {higher}",
